@@ -29,8 +29,8 @@ from penstock import (
     TopologyBuilder,
     Tuple,
 )
+from penstock.connectors.kafka_eden import KafkaEden
 from penstock.connectors.kafka_positions import Start
-from penstock.connectors.kafka_replay import KafkaEden
 from penstock.replay import ReplaySpout
 from penstock.topology.streams import DEFAULT_STREAM
 

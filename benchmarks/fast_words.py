@@ -13,6 +13,7 @@ from benchmarks.harness import Results, median, rate_of, running, say
 from benchmarks.peers.bench import CASES, build_storm, run_storm
 from benchmarks.words import SENTENCES, BatchCount, BatchSplit, Count, Split, sentences
 from penstock import Conf, Context, Delivery, Settings, Topology, TopologyBuilder
+from penstock.acking.lineage import I64
 from penstock.replay import Eden, ReplaySpout
 from penstock.replay.progress import ReadProgress
 from penstock.spark.session import close_session
@@ -37,10 +38,16 @@ class RandomSentences(Eden):
         start = self._progress.end
         positions = range(start, start + limit)
         self._progress.read(positions, positions.stop)
-        pool = self._pool
-        return [(each, (pool[(each * _GOLDEN >> 32) % SENTENCES],)) for each in positions]
+        return list(zip(positions, self._sentences(positions), strict=True))
 
-    def done(self, positions: Iterable[int]) -> None:
+    def read_again(self, positions: I64) -> list[tuple[Any, ...]]:
+        return self._sentences(positions.tolist())
+
+    def _sentences(self, positions: Iterable[int]) -> list[tuple[Any, ...]]:
+        pool = self._pool
+        return [(pool[(each * _GOLDEN >> 32) % SENTENCES],) for each in positions]
+
+    def done(self, positions: I64) -> None:
         self._progress.done(positions)
 
     def before_snapshot(self) -> None:

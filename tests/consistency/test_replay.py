@@ -3,7 +3,7 @@
 import pytest
 
 from penstock import BasicBolt, Delivery, Lifecycle, Settings, TopologyBuilder, Transport
-from penstock.connectors.files import FileEden
+from penstock.connectors.file_eden import FileEden
 from penstock.replay import ReplayRecord, ReplaySpout, spout
 from penstock.replay.embedded import open_beside
 from penstock.testing import LocalRunner

@@ -9,7 +9,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from penstock.cli.main import main
-from penstock.connectors.kafka_replay import Broker, KafkaEden, KafkaStore, stores_of
+from penstock.connectors.kafka_eden import KafkaEden
+from penstock.connectors.kafka_replay import Broker, KafkaStore, stores_of
 from penstock.errors import EnvironmentFault
 from penstock.replay import QueueEden, ReplayRecord, ReplaySpout
 from penstock.replay.records import encode

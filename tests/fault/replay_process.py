@@ -6,7 +6,7 @@ import os
 import sys
 
 from penstock import BasicBolt, Delivery, Settings, TopologyBuilder
-from penstock.connectors.files import FileEden
+from penstock.connectors.file_eden import FileEden
 from penstock.replay import ReplaySpout
 from penstock.testing import LocalRunner
 

@@ -217,7 +217,7 @@ class KeepsLines(BasicBolt):
 
 
 def test_replay_queues_and_dead_letters(run):
-    from penstock.connectors.files import FileEden
+    from penstock.connectors.file_eden import FileEden
     from penstock.replay import ReplaySpout
 
     lines = [f"line {n}" for n in range(500)] + ["bad apple"] + [f"late {n}" for n in range(5)]

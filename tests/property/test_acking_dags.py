@@ -367,31 +367,43 @@ def test_a_union_covers_the_same_roots_once(parts):
 
 
 @given(
-    st.lists(
+    steps=st.lists(
         st.one_of(
             st.tuples(st.just("add"), st.integers(0, 3000)),
+            st.tuples(st.just("add array"), st.integers(0, 3000)),
             st.tuples(st.just("resolve"), st.integers(0, 2**32)),
             st.tuples(st.just("expire"), st.integers(0, 20)),
+            st.tuples(st.just("restart"), st.just(0)),
         ),
         max_size=15,
-    )
+    ),
+    only_arrays=st.booleans(),
 )
-def test_pending_is_a_dict(steps):
-    table, truth, now = Pending(10.0), {}, 0.0
+def test_pending_is_a_dict(steps, only_arrays):
+    table, truth, now, restarted = Pending(10.0), {}, 0.0, 0.0
     for what, amount in steps:
-        if what == "add":
+        if what == "add" and not only_arrays:
             first = table.add([("id", table.next + n) for n in range(amount)], now)
             truth |= {first + n: (("id", first + n), now) for n in range(amount)}
+        elif what.startswith("add"):
+            ids = np.arange(table.next, table.next + amount) * 7 + (1 << 61)
+            first = table.add(ids, now)
+            truth |= {first + n: (id, now) for n, id in enumerate(ids.tolist())}
         elif what == "resolve":
             draw = random.Random(amount)
             some = sorted(draw.sample(range(table.next + 5), min(table.next, draw.choice((1, 50, 5000)))))
             expected = [truth.pop(number) for number in some if number in truth]
             ids, born = table.resolve(np.array(some, np.int64))
-            assert list(zip(ids, born.tolist(), strict=True)) == expected
+            assert list(zip(list(ids), born.tolist(), strict=True)) == expected
+        elif what == "restart":
+            table.restart(now)
+            restarted = now
         else:
             now += amount
-            over = [number for number, (_, born) in truth.items() if born + 10.0 <= now]
-            assert table.expire(now) == [truth.pop(number)[0] for number in over]
+            over = [number for number, (_, born) in truth.items() if max(born, restarted) + 10.0 <= now]
+            due = table.next_expiry()
+            assert due is None or due == max(truth[min(truth)][1], restarted) + 10.0
+            assert list(table.expire(now)) == [truth.pop(number)[0] for number in over]
         table.validate()
         assert table.count == len(truth)
 

@@ -12,29 +12,36 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.errors import ComponentError
 from penstock.replay.decisions import (
+    MOST_STORED,
     Acked,
     Arrived,
     Decisions,
     Done,
     Failed,
-    Origin,
+    FailedTuples,
     QueuesChecked,
     Read,
     ReplayEntry,
     Stored,
-    StoreRecords,
+    StoreFailed,
     Swap,
     Swapped,
     Taken,
+    after_failure,
+    is_dead,
 )
 from penstock.replay.embedded import open_beside
+from penstock.replay.places import MAX_POSITION, Origin, as_places, by_origin, places_of
 from penstock.replay.positions import KeptPosition
 from penstock.replay.progress import ReadProgress
 from penstock.replay.queues import Queues
@@ -68,6 +75,10 @@ class MemoryQueue:
         self.cursor += len(found)
         self.progress.read([at for at, _ in found], self.cursor)
         return found
+
+    def read_again(self, positions):
+        assert all(self.released <= at < self.cursor for at in positions.tolist())
+        return [self.items[at] for at in positions.tolist()]
 
     def done(self, positions):
         self.progress.done(positions)
@@ -174,8 +185,12 @@ class Model:
         queues = (self.eden, self.queues.from_, self.queues.to)
         self.kept = [KeptPosition(*each) for each in zip(queues, self.values.values(), strict=True)]
         self.exchanged = self.queues.pointer.load()
-        self.decisions = Decisions(MAX_ATTEMPTS, capacity=4, from_holds=not self.from_.empty)
-        self.waiting, self.buffer, self.pending = [], [], []
+        self.decisions = Decisions(capacity=4, from_holds=not self.from_.empty)
+        self.waiting, self.buffer = [], []
+        self.pending = []
+        """The places of the tuples in flight: nothing else is known of them."""
+        self.values_of = {}
+        """What a bolt sees of them."""
         self.tell(QueuesChecked())
 
     @property
@@ -203,27 +218,46 @@ class Model:
             source = self.to if instruction.origin is Origin.TO else self.eden
             if instruction.origin is Origin.EDEN:
                 assert self.to.empty, "fresh data while To still holds something"
-            found = [ReplayEntry(instruction.origin, at, record) for at, record in source.read(instruction.limit)]
-            assert len(found) <= instruction.limit
-            self.buffer += found
-            self.tell(Arrived(instruction.origin, found))
+            read = source.read(instruction.limit)
+            places = places_of(instruction.origin, [at for at, _ in read])
+            assert not set(places) & set(self.pending), "two tuples in flight with the same place"
+            assert len(read) <= instruction.limit
+            self.buffer += [ReplayEntry(place, record) for place, (_, record) in zip(places, read, strict=True)]
+            self.tell(Arrived(instruction.origin, len(read)))
         elif isinstance(instruction, Swap):
             assert self.to.empty
             self.queues.pointer.store(not self.exchanged)
             self.exchanged = not self.exchanged
             self.tell(Swapped())
-        elif isinstance(instruction, StoreRecords):
-            self.from_.append(instruction.back)
-            self.queues.dead.add(instruction.dead)
-            assert all(record.attempts < MAX_ATTEMPTS for record in instruction.back)
-            assert all(record.attempts == MAX_ATTEMPTS for record in instruction.dead)
-            self.tell(Stored())
+        elif isinstance(instruction, StoreFailed):
+            self.store(instruction, index)
+
+    def store(self, instruction, index):
+        """Stores some of the tuples, and the others later."""
+        done = 1 + index % 3
+        for tuples in instruction.tuples:
+            for place in tuples.places.tolist():
+                if not done:
+                    left = [replace(each, places=each.places[each.places >= 0]) for each in instruction.tuples]
+                    self.waiting.append(StoreFailed([each for each in left if len(each.places)]))
+                    return
+                done -= 1
+                [(origin, positions)] = by_origin(as_places([place]))
+                [record] = (self.to if origin is Origin.TO else self.eden).read_again(positions)
+                record = after_failure(record, tuples)
+                dead = is_dead(record, tuples, MAX_ATTEMPTS)
+                assert dead == (record.attempts == MAX_ATTEMPTS)
+                (self.queues.dead.add if dead else self.from_.append)([record])
+                tuples.places[tuples.places == place] = -1
+                self.tell(Stored(as_places([place]), int(not dead)))
 
     def take(self, count):
         taken, self.buffer = self.buffer[:count], self.buffer[count:]
-        self.pending += taken
+        self.pending += [entry.place for entry in taken]
+        self.values_of |= {entry.place: entry.record.payload[0] for entry in taken}
         if taken:
             self.tell(Taken(len(taken)))
+        return taken
 
     def run(self):
         """Lets the threads work until they wait, and the spout take what they have read."""
@@ -233,15 +267,16 @@ class Model:
 
     def ack(self, index):
         if self.pending:
-            entry = self.pending.pop(index % len(self.pending))
-            self.seen.add(entry.record.payload[0])
-            self.tell(Acked([entry]))
+            place = self.pending.pop(index % len(self.pending))
+            self.seen.add(self.values_of[place])
+            self.tell(Acked(as_places([place])))
 
-    def fail(self, index):
-        if self.pending:
-            entry = self.pending.pop(index % len(self.pending))
-            self.failures[entry.record.payload[0]] += 1
-            self.tell(Failed([(entry, entry.record.failed(Failure("bolt", "boom"), 1.0))]))
+    def fail(self, index, count=1):
+        """Fails some tuples together."""
+        places = [self.pending.pop(index % len(self.pending)) for _ in range(min(count, len(self.pending)))]
+        if places:
+            self.failures.update(self.values_of[place] for place in places)
+            self.tell(Failed(FailedTuples(as_places(places), Failure("bolt", "boom"), 1.0)))
 
     def commit(self, tell=True):
         """The next step of an epoch's commit: snapshot the spout, snapshot the bolt, write the manifest. With
@@ -312,7 +347,7 @@ def test_no_interleaving_and_no_crash_loses_a_tuple(kind, steps, fresh):
                 case "ack":
                     model.ack(number)
                 case "fail":
-                    model.fail(number)
+                    model.fail(number, 1 + number % 3)
                 case "commit":
                     model.commit(tell=number > 0)
                 case "crash":
@@ -340,14 +375,13 @@ def test_without_crashes_attempts_are_counted_and_order_holds(steps, fresh):
         if name in ("act", "run", "commit"):
             model.act(number)
         elif name == "take":
-            before = len(model.pending)
-            model.take(number)
-            seen += model.pending[before:]
+            seen += model.take(number)
         elif name == "fail":
             model.fail(number)
         elif name == "ack":
             model.ack(number)
-    fresh_order = [entry.record.payload[0] for entry in seen if entry.origin is Origin.EDEN]
+    origins = {entry.place: next(by_origin(as_places([entry.place])))[0] for entry in seen}
+    fresh_order = [entry.record.payload[0] for entry in seen if origins[entry.place] is Origin.EDEN]
     assert fresh_order == sorted(fresh_order)
     model.drain()
     dead = {record.payload[0] for record in model.place.dead()}
@@ -362,7 +396,7 @@ def test_what_failed_comes_before_fresh_data():
     model.act(0)  # Eden: 0 to 3
     model.take(4)
     model.fail(1)
-    assert [type(instruction) for instruction in model.waiting] == [Read, StoreRecords]
+    assert [type(instruction) for instruction in model.waiting] == [Read, StoreFailed]
     model.act(1)
     assert [type(instruction) for instruction in model.waiting] == [
         Read
@@ -371,12 +405,11 @@ def test_what_failed_comes_before_fresh_data():
     model.act(0)  # Eden: 4 to 7
     assert [type(instruction) for instruction in model.waiting] == [Swap]  # before any other read or store
     model.act(0)
-    assert [type(instruction) for instruction in model.waiting] == [StoreRecords]  # what failed meanwhile
+    assert [type(instruction) for instruction in model.waiting] == [StoreFailed]  # what failed meanwhile
     model.take(4)
     assert model.waiting[1:] == [Read(Origin.TO, 4)]
     model.act(1)
-    model.take(4)
-    assert model.pending[-1].record == ReplayRecord((1,), 1, "boom", "bolt", 1.0)
+    assert model.take(4)[-1].record == ReplayRecord((1,), 1, "boom", "bolt", 1.0)
 
 
 def test_an_exchange_waits_until_all_that_was_read_from_to_is_done():
@@ -384,7 +417,10 @@ def test_an_exchange_waits_until_all_that_was_read_from_to_is_done():
     model.run()
     model.fail(0)
     model.run()
-    assert [entry.origin for entry in model.pending] == [Origin.EDEN, Origin.TO]
+    assert [origin for place in model.pending for origin, _ in by_origin(as_places([place]))] == [
+        Origin.EDEN,
+        Origin.TO,
+    ]
     exchanged = model.exchanged
     model.fail(0)  # the other tuple goes to From while the first is in flight
     model.run()
@@ -393,4 +429,46 @@ def test_an_exchange_waits_until_all_that_was_read_from_to_is_done():
     model.ack(0)
     model.run()
     assert model.exchanged != exchanged
-    assert [entry.record.payload for entry in model.pending] == [(1,)]
+    assert [model.values_of[place] for place in model.pending] == [1]
+
+
+def test_many_failures_are_stored_in_parts():
+    decisions = Decisions(capacity=20_000, from_holds=False)
+    decisions.handle(QueuesChecked())
+    decisions.handle(Arrived(Origin.TO, 0))
+    decisions.handle(Arrived(Origin.EDEN, 10_000))
+    decisions.handle(Taken(10_000))
+    places = as_places(places_of(Origin.EDEN, range(10_000)))
+    failed = [
+        FailedTuples(part, Failure("", str(at)), 1.0) for at, part in enumerate(np.split(places, [3000, 3100]))
+    ]
+    told = [Read(Origin.EDEN, 20_000)]
+    for part in failed:
+        told += decisions.handle(Failed(part))
+    stored = []
+    while told:
+        instruction = told.pop(0)
+        if isinstance(instruction, StoreFailed):
+            sizes = [len(each.places) for each in instruction.tuples]
+            assert sum(sizes) <= MOST_STORED
+            assert not decisions.settled
+            stored += [each.places for each in instruction.tuples]
+            for each in instruction.tuples:
+                told += decisions.handle(Stored(each.places, len(each.places)))
+                decisions.validate()
+        elif isinstance(instruction, Swap):
+            told += decisions.handle(Swapped())
+        elif isinstance(instruction, Read):
+            told += decisions.handle(Arrived(instruction.origin, 0))
+    assert np.concatenate(stored).tolist() == places.tolist()
+    assert decisions.settled
+    assert not decisions.outstanding
+
+
+def test_a_position_must_fit_into_a_place():
+    for position in (-1, 1 << 62):
+        with pytest.raises(ComponentError, match=f"gave a tuple the position {position}. Positions are integers"):
+            places_of(Origin.EDEN, [0, position, 7])
+    for origin in Origin:
+        places = as_places(places_of(origin, [0, 5, MAX_POSITION]))
+        assert [(each, found.tolist()) for each, found in by_origin(places)] == [(origin, [0, 5, MAX_POSITION])]

@@ -1,6 +1,8 @@
 """XOR acking in single cases: lineages, tallies, ledgers, the pending table of a spout, and the calls a spout
 gets."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -398,6 +400,48 @@ def test_pending_grows_around_the_end_of_its_table():
     assert ids == [("b", n) for n in range(6000)]
     assert set(born.tolist()) == {2.0}
     assert pending.count == 0
+    pending.validate()
+
+
+def test_ids_in_arrays_are_kept_as_numbers_until_another_kind_comes():
+    pending = Pending(10.0)
+    first = pending.add(np.arange(5000) + (1 << 60), 0.0)
+    ids, _ = pending.resolve(np.array([first + 2, first + 4]))
+    assert isinstance(ids, np.ndarray)
+    assert ids.tolist() == [(1 << 60) + 2, (1 << 60) + 4]
+    pending.add(["a"], 0.0)
+    pending.add(np.array([7]), 0.0)
+    assert pending.take_all()[-3:] == [(1 << 60) + 4999, "a", 7]
+    pending.validate()
+
+
+def test_a_spout_may_reuse_its_array_of_ids():
+    pending = Pending(30.0)
+    ids = MessageIds(Tracker(KEY, "spout"), 1, pending, lambda: 0.0)
+    numbers = np.arange(3)
+    ids.add_many(numbers)
+    numbers += 3
+    ids.add_many(numbers)
+    assert ids.take(6).sets.tolist() == [0, 1, 2, 3, 4, 5]
+    assert pending.take_all().tolist() == [0, 1, 2, 3, 4, 5]
+    ids.add_many(numbers)
+    ids.add_many([None, "x"])
+    assert ids.take(5).sets.tolist() == [0, 1, 2, -1, 3]
+    assert pending.take_all() == [3, 4, 5, "x"]
+
+
+def test_an_open_tuple_takes_few_bytes_however_it_was_emitted():
+    """Emitted one by one or in batches: there is no object for a tuple or a batch."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        pending = Pending(30.0)
+        for number in range(50_000):
+            pending.add(np.array([number]), number * 0.01)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown / 50_000 < 40
     pending.validate()
 
 

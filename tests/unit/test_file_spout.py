@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
+
+import numpy as np
 import pytest
 
 from penstock.connectors import lines as lines_module
-from penstock.connectors.files import FileEden, FileSpout
+from penstock.connectors.file_eden import FileEden
+from penstock.connectors.files import FileSpout
 from penstock.connectors.lines import split_lines
 from penstock.errors import EnvironmentFault, SettingError, StateError
 from penstock.state.values import TaskState
@@ -258,7 +263,9 @@ def test_a_crash_before_the_first_commit_loses_nothing_of_a_start_at_the_end(tmp
             return spout, lambda: texts(run(spout, out))
         eden = FileEden(str(path), start="end", follow=True)
         eden.open({}, context(**where))
-        return eden, lambda: [values[0] for _, values in eden.read(100)]
+        return eden, lambda: [positions.append(at) or values[0] for at, values in eden.read(100)]
+
+    positions = []
 
     _, read = lines_of_a_new_process()
     with path.open("a") as file:
@@ -272,7 +279,7 @@ def test_a_crash_before_the_first_commit_loses_nothing_of_a_start_at_the_end(tmp
     if form == "spout" and delivery == "at_least_once":
         again.ack_many([0, 1])
     elif form == "source":
-        again.done([0, 1])
+        again.done(positions[-2:])
     for _ in range(2):
         again.before_snapshot()
         again.after_commit()
@@ -306,3 +313,127 @@ def test_half_a_start_record_counts_as_none(tmp_path):
     with path.open("a") as file:
         file.write("new\n")
     assert texts(run(spout, out)) == ["new"]
+
+
+# ---- a source that is read again ------------------------------------------------------------------------------
+
+
+def opened_eden(path, **options):
+    eden = FileEden(str(path), **options)
+    eden.open({}, context(delivery="at_least_once", state=TaskState()))
+    return eden
+
+
+def read_again(eden, positions):
+    """All of them: ``read_again`` may return the first ones only."""
+    found, positions = [], np.array(positions, np.int64)
+    while len(found) < len(positions):
+        some = eden.read_again(positions[len(found) :])
+        assert some
+        found += some
+    return found
+
+
+@pytest.mark.parametrize("block", [16, 100, 1 << 20])
+def test_lines_are_read_again_where_they_were_read(tmp_path, monkeypatch, block):
+    monkeypatch.setattr("penstock.connectors.lines.BLOCK", block)
+    monkeypatch.setattr("penstock.connectors.file_eden.BLOCK", block)
+    monkeypatch.setattr("penstock.connectors.file_eden._AGAIN_BYTES", 50)
+    for name in "ab":
+        lines = [f"{name}{number}" + "x" * (number * 7 % 40) for number in range(40)]
+        (tmp_path / f"{name}.txt").write_bytes("\r\n".join([*lines, "", "ä no newline"]).encode() + b"\xff")
+    eden = opened_eden(tmp_path / "*.txt")
+    read = []
+    while some := eden.read(7):
+        read += some
+    assert len(read) == 2 * 42
+    some = sorted(read)[::3]
+    assert read_again(eden, [at for at, _ in some]) == [values for _, values in some]
+    some = sorted(read)[30:60]
+    assert read_again(eden, [at for at, _ in some]) == [values for _, values in some]
+    with (tmp_path / "b.txt").open("a") as file:
+        file.write("goes on\n")
+    assert [values for _, values in eden.read(9)] == [("goes on",)]
+    last = max(read)
+    assert read_again(eden, [last[0]]) == [last[1]]  # without what was appended to its line
+    eden.close()
+
+
+def test_reading_again_does_not_disturb_reading(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"{number}\n" for number in range(100)))
+    eden = opened_eden(path)
+    read = []
+    for _ in range(10):
+        read += eden.read(10)
+        assert read_again(eden, [at for at, _ in read]) == [values for _, values in read]
+    assert [values[0] for _, values in read] == [str(number) for number in range(100)]
+    eden.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda path: os.truncate(path, 0), "no line begins there any more"),
+        (lambda path: os.truncate(path, 7), "no line begins there any more"),
+        (lambda path: os.truncate(path, 12), "the file is shorter than before"),
+        (lambda path: path.write_text("other lines, longer than those before\n"), "no line begins there any more"),
+    ],
+)
+def test_a_line_that_is_gone_says_where_it_was(tmp_path, change, reason):
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\nthree\nfour\n")
+    eden = opened_eden(path)
+    read = eden.read(4)
+    change(path)
+    found = read_again(eden, [at for at, _ in read])[2]
+    assert (found.damaged, found.payload) == (True, (f"{path} byte 8".encode(),))
+    assert found.error == f"{path} byte 8 can no longer be read: {reason}"
+    eden.close()
+
+
+def test_a_file_that_is_replaced_by_another_stays_readable(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\n")
+    eden = opened_eden(path)
+    read = eden.read(4)
+    (tmp_path / "b").write_text("3\n")
+    (tmp_path / "b").rename(path)
+    assert read_again(eden, [at for at, _ in read]) == [("one",), ("two",)]
+    eden.close()
+
+
+def test_a_file_that_begins_again_has_new_positions(tmp_path):
+    path, state = tmp_path / "a.txt", TaskState()
+    path.write_text("one\ntwo\n")
+    eden = FileEden(str(path), follow=True)
+    eden.open({}, context(delivery="at_least_once", state=state))
+    before = eden.read(9)
+    path.write_text("x\ny\n")
+    after = eden.read(9)
+    assert [values for _, values in after] == [("x",), ("y",)]
+    assert not {at for at, _ in before} & {at for at, _ in after}
+    lost = read_again(eden, [at for at, _ in before])
+    assert "the file became shorter, and is read from its beginning" in lost[0].error
+    assert read_again(eden, [at for at, _ in after]) == [("x",), ("y",)]
+    eden.done([before[0][0], before[1][0], after[0][0]])
+    eden.before_snapshot()
+    assert state.value("positions").value == {str(path): 2}
+    eden.close()
+
+
+def test_a_line_in_flight_takes_few_bytes_whatever_its_size(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text(("x" * 2000 + "\n") * 20_000)
+    eden = opened_eden(path)
+    eden.read(2000)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        while eden.read(2000):
+            pass
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown / 18_000 < 60
+    eden.close()

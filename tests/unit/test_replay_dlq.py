@@ -97,8 +97,8 @@ def test_sent_back_dead_letters_reach_a_running_topology(make, dlq, tmp_path):
     entries = replayer.take(10)
     assert [entry.record.payload for entry in entries] == [("a", 7), ("b", 7)]
     assert [entry.record.attempts for entry in entries] == [0, 0]
-    replayer.fail(entries[0], Failure("count", "again"))
-    replayer.ack(entries[1:])
+    replayer.fail([entries[0].place], Failure("count", "again"))
+    replayer.ack([entries[1].place])
     replayer.close()
     assert "lines.0.3" in dlq("list")  # numbering continues after two dead letters and the record of their removal
 

@@ -9,9 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.connectors.files import FileEden, FileSpout
+    from penstock.connectors.file_eden import FileEden
+    from penstock.connectors.files import FileSpout
     from penstock.connectors.kafka_bolt import KafkaBolt
-    from penstock.connectors.kafka_replay import KafkaEden, KafkaStore
+    from penstock.connectors.kafka_eden import KafkaEden
+    from penstock.connectors.kafka_replay import KafkaStore
     from penstock.connectors.kafka_sink import KafkaSink
     from penstock.connectors.kafka_spout import KafkaSpout
     from penstock.connectors.parquet import ParquetSink
@@ -21,10 +23,10 @@ if TYPE_CHECKING:
 
 # Loaded on first use: the client libraries are optional, and a worker should not load those it does not need.
 _HOMES = {
-    "FileEden": "penstock.connectors.files",
+    "FileEden": "penstock.connectors.file_eden",
     "FileSpout": "penstock.connectors.files",
     "KafkaBolt": "penstock.connectors.kafka_bolt",
-    "KafkaEden": "penstock.connectors.kafka_replay",
+    "KafkaEden": "penstock.connectors.kafka_eden",
     "KafkaSink": "penstock.connectors.kafka_sink",
     "KafkaSpout": "penstock.connectors.kafka_spout",
     "KafkaStore": "penstock.connectors.kafka_replay",

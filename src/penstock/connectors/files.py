@@ -1,4 +1,4 @@
-"""Reads lines of files: a spout, and a source for ``ReplaySpout``."""
+"""A spout that reads lines of files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import glob
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,6 @@ from penstock.connectors.dead_letters import give_up
 from penstock.connectors.lines import LineReader
 from penstock.connectors.watermark import LowWater
 from penstock.errors import EnvironmentFault, SettingError
-from penstock.replay.eden import Eden
-from penstock.replay.progress import ReadProgress
 from penstock.storage.start_record import StartRecord
 from penstock.topology.components import BatchSpout, BatchSpoutCollector, Conf, Context, Failure
 from penstock.topology.streams import FieldSpec, OutputDeclarer
@@ -25,7 +23,7 @@ _log = logging.getLogger(__name__)
 _BATCH = 4096  # lines emitted at a time: about 300 KB of text, a few frames
 
 
-class _Lines:
+class LineFiles:
     """The settings and checks that the spout and the Eden have in common: files, starting point, field."""
 
     def __init__(self, where: str, path: str, start: str, follow: bool, fields: Sequence[FieldSpec]) -> None:
@@ -46,8 +44,9 @@ class _Lines:
         self.start, self.follow = start, follow
         self.fields = tuple((field, str) if isinstance(field, str) else field for field in fields)
 
-    def open(self, context: Context, positions: dict[str, int]) -> LineReader:
-        """The reader of this task's share: file i of the sorted names belongs to task i mod parallelism."""
+    def find(self, context: Context, positions: dict[str, int]) -> dict[str, int]:
+        """The files of this task's share, each with the offset at which it starts: file i of the sorted names
+        belongs to task i mod parallelism."""
         paths = sorted(glob.glob(self.path)) or ([self.path] if os.path.exists(self.path) else [])
         if not paths:
             raise EnvironmentFault(
@@ -56,7 +55,8 @@ class _Lines:
                 "Check the path; put the file there, or on a file system that all nodes share.",
             )
         share = paths[context.index :: context.parallelism]
-        return LineReader(share, self._starts(context, share, positions), follow=self.follow)
+        starts = self._starts(context, share, positions)
+        return {path: starts.get(path, 0) for path in share}
 
     def _starts(self, context: Context, paths: Sequence[str], positions: dict[str, int]) -> dict[str, int]:
         """The start offset of each file. Taken from the task's state, else from the record of an earlier process
@@ -101,7 +101,7 @@ class FileSpout(BatchSpout):
         fields: Sequence[FieldSpec] = ("line",),
         max_attempts: int = 5,
     ) -> None:
-        self._lines = _Lines("FileSpout", path, start, follow, fields)
+        self._lines = LineFiles("FileSpout", path, start, follow, fields)
         self._max_attempts = max_attempts
 
     def declare_output_fields(self, declarer: OutputDeclarer) -> None:
@@ -111,7 +111,7 @@ class FileSpout(BatchSpout):
         self._context, self._collector = context, collector
         self._tracked = context.delivery == "at_least_once"
         self._positions = context.state.value("positions", {})
-        self._reader = self._lines.open(context, self._positions.value)
+        self._reader = LineReader(self._lines.find(context, self._positions.value), follow=self._lines.follow)
         self._marks = LowWater(0)
         self._retries: deque[int] = deque()
         self._attempts: dict[int, int] = {}
@@ -158,41 +158,6 @@ class FileSpout(BatchSpout):
 
     def before_snapshot(self) -> None:
         self._positions.value = self._reader.positions(self._marks.mark if self._tracked else None)
-
-    def after_commit(self) -> None:
-        self._lines.record.on_committed()
-
-    def close(self) -> None:
-        self._reader.close()
-
-
-class FileEden(Eden):
-    """The lines of files as a source for ``ReplaySpout``. The arguments are those of ``FileSpout``. Both store
-    their position in the same form, so one can replace the other."""
-
-    def __init__(
-        self, path: str, *, start: str = "begin", follow: bool = False, fields: Sequence[FieldSpec] = ("line",)
-    ) -> None:
-        self._lines = _Lines("FileEden", path, start, follow, fields)
-        self.fields = self._lines.fields
-
-    def open(self, conf: Conf, context: Context) -> None:
-        self._positions = context.state.value("positions", {})
-        self._reader = self._lines.open(context, self._positions.value)
-        self._progress = ReadProgress(0)
-
-    def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
-        first, lines = self._reader.read(limit)
-        end = first + len(lines)
-        self._progress.read(range(first, end), end)
-        return [(number, (line,)) for number, line in enumerate(lines.to_pylist(), first)]
-
-    def done(self, positions: Iterable[int]) -> None:
-        self._progress.done(positions)
-        self._reader.forget(self._progress.position)
-
-    def before_snapshot(self) -> None:
-        self._positions.value = self._reader.positions(self._progress.position)
 
     def after_commit(self) -> None:
         self._lines.record.on_committed()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.connectors.inflight import InFlight
+from penstock.connectors.inflight import InFlight, PositionsInFlight
 from penstock.connectors.kafka_client import BrokerErrors, client_library, connecting, log
 from penstock.connectors.kafka_positions import Directory, KafkaSource, Partition, StartOffsets, owned, text_of
 from penstock.errors import ComponentError
@@ -27,7 +27,8 @@ class PartitionReading:
     number: int
     position: int
     """The next offset to read."""
-    flight: InFlight
+    flight: Any
+    """Its records that are emitted and not acked: what ``flight`` of the spout creates."""
 
     @property
     def key(self) -> str:
@@ -37,11 +38,19 @@ class PartitionReading:
 class TopicReader:
     """Reads this task's partitions of some topics. Created in ``open``; used by the task's thread only."""
 
-    def __init__(self, source: KafkaSource, context: Context, where: str, errors: BrokerErrors) -> None:
+    def __init__(
+        self,
+        source: KafkaSource,
+        context: Context,
+        where: str,
+        errors: BrokerErrors,
+        flight: type[InFlight | PositionsInFlight],
+    ) -> None:
         """Blocks until Kafka has answered where to start. Raises ``ComponentError`` if a topic does not exist and
         ``SystemAway`` if Kafka does not answer."""
         self._kafka = client_library()
         self._source, self._context, self._where, self._errors = source, context, where, errors
+        self._flight = flight
         self.readings: list[PartitionReading] = []
         self._index: dict[Partition, int] = {}
         self._lag: dict[str, int] = {}
@@ -180,7 +189,7 @@ class TopicReader:
         """Start reading these partitions."""
         for (topic, number), offset in starts.items():
             self._index[topic, number] = len(self.readings)
-            self.readings.append(PartitionReading(topic, number, offset, InFlight(offset)))
+            self.readings.append(PartitionReading(topic, number, offset, self._flight(offset)))
         self.consumer.incremental_assign(
             [self._kafka.TopicPartition(*each, offset) for each, offset in starts.items()]
         )

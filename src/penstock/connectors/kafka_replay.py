@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from penstock.acking.lineage import I64
 from penstock.connectors.kafka_client import (
     ANSWER_SECONDS,
     Options,
@@ -28,13 +29,12 @@ from penstock.connectors.kafka_client import (
     refused,
     where,
 )
-from penstock.connectors.kafka_spout import KafkaSpout
+from penstock.connectors.kafka_second_reader import SECOND_CONSUMER, KafkaSecondReader
 from penstock.errors import EnvironmentFault
 from penstock.replay.dead_letters import DeadLetter, DeadLetterStore, removed_ids
-from penstock.replay.eden import SpoutEden
-from penstock.replay.progress import ReadProgress
+from penstock.replay.progress import Positions, ReadProgress
 from penstock.replay.queues import Pointer, Queues, ReplayQueue, ReplayStore
-from penstock.replay.records import ReplayRecord, decode, decode_dead_letter, encode, encode_dead_letter
+from penstock.replay.records import ReplayRecord, decode, decode_dead_letter, encode, encode_dead_letter, lost
 from penstock.topology.components import Context
 
 _DEAD_LETTER, _REMOVED = b"L", b"S"
@@ -72,7 +72,7 @@ class Broker:
             }
         )
 
-    def consumer(self, group: str) -> Any:
+    def consumer(self, group: str, options: Options = MappingProxyType({})) -> Any:
         return self.kafka.Consumer(
             {
                 **self._common,
@@ -82,6 +82,7 @@ class Broker:
                 "auto.offset.reset": "earliest",  # deleted records had been processed
                 "fetch.wait.max.ms": 10,
                 "fetch.queue.backoff.ms": 5,
+                **options,
             }
         )
 
@@ -149,6 +150,9 @@ class KafkaQueue(ReplayQueue):
         first, self._end = broker.ends(self._consumer, topic, partition)
         self._released = self._cursor = int(max(first, stored.offset))
         self._start(self._cursor)
+        self._again = KafkaSecondReader(
+            broker.where, broker.bootstrap, functools.partial(broker.consumer, group, SECOND_CONSUMER)
+        )
 
     def append(self, records: Sequence[ReplayRecord]) -> None:
         if records:
@@ -181,11 +185,20 @@ class KafkaQueue(ReplayQueue):
             )
         return found
 
+    def read_again(self, positions: I64) -> list[ReplayRecord]:
+        where = f"{self._topic} partition {self._partition} offset"
+        return [
+            lost(f"{where} {position}", found) if isinstance(found, str) else decode(found.value())
+            for position, found in zip(
+                positions.tolist(), self._again.read(self._topic, self._partition, positions), strict=False
+            )
+        ]
+
     def seek(self, position: int) -> None:
         _, self._end = self._broker.ends(self._consumer, self._topic, self._partition)
         self._start(max(self._released, min(position, self._end)))
 
-    def done(self, positions: Iterable[int]) -> None:
+    def done(self, positions: Positions) -> None:
         self._progress.done(positions)
 
     @property
@@ -211,6 +224,7 @@ class KafkaQueue(ReplayQueue):
 
     def close(self) -> None:
         self._consumer.close()
+        self._again.close()
 
     def _start(self, position: int) -> None:
         self._cursor = position
@@ -348,27 +362,6 @@ class KafkaStore(ReplayStore):
                     raise TimeoutError
 
         broker.ask(all_there)
-
-
-class KafkaEden(SpoutEden):
-    """A Kafka topic as the source of a ``ReplaySpout``; its replay queues are topics with related names.
-
-    The arguments are those of ``KafkaSpout``. The position is kept in the task's state.
-    """
-
-    def __init__(
-        self, bootstrap: str, topic: str, *, options: Options = MappingProxyType({}), **more: Any
-    ) -> None:
-        self._reader = KafkaSpout(bootstrap, topic, options=options, **more)
-        super().__init__(self._reader)
-        self._bootstrap, self._topic, self._options = bootstrap, topic, dict(options)
-
-    def wait(self, seconds: float) -> bool:
-        self._reader.wait(seconds)
-        return True
-
-    def store(self) -> ReplayStore:
-        return KafkaStore(self._bootstrap, self._topic, options=self._options)
 
 
 def stores_of(bootstrap: str, topology: str, source: str | None = None) -> Iterator[tuple[str, int, Queues]]:

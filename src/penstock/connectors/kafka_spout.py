@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.connectors.dead_letters import give_up
+from penstock.connectors.inflight import InFlight, PositionsInFlight
 from penstock.connectors.kafka_client import BrokerErrors, Options, client_library, where
 from penstock.connectors.kafka_decoding import Decoder
 from penstock.connectors.kafka_positions import KafkaSource, Partition, Start, check_start
@@ -23,8 +24,9 @@ from penstock.topology.streams import OutputDeclarer
 
 GiveUp: TypeAlias = Callable[[Mapping[str, Any], Failure], None]
 
-_OFFSET_BITS = 48  # bits of a message id for the offset; the other 15 are the index of the partition in the task
-_OFFSET_MASK = (1 << _OFFSET_BITS) - 1
+OFFSET_BITS = 48
+"""Bits of a message id for the offset; the other bits are the index of the partition in the task."""
+OFFSET_MASK = (1 << OFFSET_BITS) - 1
 _COMMIT_SECONDS = 1.0  # seconds between two commits to the group with at-most-once delivery (it has no snapshots)
 
 
@@ -43,6 +45,9 @@ class KafkaSpout(BatchSpout):
     raises, and counts as done. Attempts are not counted across a restart. Only committed transactions of producers
     are read.
     """
+
+    flight: ClassVar[type[InFlight | PositionsInFlight]] = InFlight
+    """What is kept of the records of a partition that are emitted and not acked."""
 
     def __init__(
         self,
@@ -103,7 +108,7 @@ class KafkaSpout(BatchSpout):
         """The offsets in the snapshot before that."""
         self._message = client_library().Message
         self._decoder.open(self._where, self.errors)
-        self._reader = TopicReader(self._source, context, self._where, self.errors)
+        self._reader = TopicReader(self._source, context, self._where, self.errors, self.flight)
 
     def close(self) -> None:
         if not self._stores_positions:
@@ -164,7 +169,7 @@ class KafkaSpout(BatchSpout):
         offsets = np.fromiter(map(self._message.offset, messages), np.int64, len(messages))
         rows = self._decoder.rows(messages, offsets)
         if self._tracked:
-            ids: Any = (places << _OFFSET_BITS) | offsets
+            ids: Any = (places << OFFSET_BITS) | offsets
             self._collector.emit_batch(rows, msg_ids=ids)
         else:
             self._collector.emit_batch(rows)
@@ -184,7 +189,7 @@ class KafkaSpout(BatchSpout):
         if self._attempts:
             for msg_id in ids.tolist():
                 self._attempts.pop(msg_id, None)
-        places, offsets = ids >> _OFFSET_BITS, ids & _OFFSET_MASK
+        places, offsets = ids >> OFFSET_BITS, ids & OFFSET_MASK
         for place in np.unique(places).tolist():
             self._reader.readings[place].flight.ack(offsets[places == place])
 
@@ -194,7 +199,7 @@ class KafkaSpout(BatchSpout):
             self._attempts[msg_id] = attempts
             self._retries.append(msg_id)
             return
-        reading, offset = self._reader.readings[msg_id >> _OFFSET_BITS], msg_id & _OFFSET_MASK
+        reading, offset = self._reader.readings[msg_id >> OFFSET_BITS], msg_id & OFFSET_MASK
         record = reading.flight.row(offset).to_pylist()[0]
         record.update(topic=reading.topic, partition=reading.number, offset=offset)
         failure = Failure(failure.component, failure.error, attempts)
@@ -226,7 +231,7 @@ class KafkaSpout(BatchSpout):
     def _emit_retries(self) -> None:
         ids = [self._retries.popleft() for _ in range(min(len(self._retries), self._batch))]
         array: Any = np.array(ids, np.int64)
-        rows = [self._reader.readings[each >> _OFFSET_BITS].flight.row(each & _OFFSET_MASK) for each in ids]
+        rows = [self._reader.readings[each >> OFFSET_BITS].flight.row(each & OFFSET_MASK) for each in ids]
         table = pa.Table.from_batches(rows, self._decoder.schema).combine_chunks()
         self._collector.emit_batch(table.to_batches()[0], msg_ids=array)
 

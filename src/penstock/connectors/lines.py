@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,12 +27,13 @@ def split_lines(data: bytes) -> pa.Array:
             data.decode()
         except UnicodeDecodeError:
             data = data.decode("utf-8", "replace").encode()  # a newline is never part of a broken character
-    offsets = np.concatenate(([0], _line_ends(data))).astype(np.int32)
+    offsets = np.concatenate(([0], line_ends(data))).astype(np.int32)
     whole = pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(data))
     return pc.ascii_rtrim(whole, "\r\n")
 
 
-def _line_ends(data: bytes) -> npt.NDArray[np.int64]:
+def line_ends(data: bytes) -> npt.NDArray[np.int64]:
+    """The offset behind each newline."""
     return np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE) + 1
 
 
@@ -43,17 +44,23 @@ class LineFile:
         self.path, self.offset = path, offset
         self._follow = follow
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - stays open as long as the spout
+        self.cuts: list[int] = []
+        """Where lines without a newline ended."""
+
+    @property
+    def descriptor(self) -> int:
+        return self._file.fileno()
 
     def read(self) -> tuple[int, bytes]:
         """The offset of the next block and its bytes: complete lines with their newlines. Empty at the end of the
         file. A last line without a newline counts as complete, unless the file is followed: then the rest is
         awaited."""
-        if self._follow and os.fstat(self._file.fileno()).st_size < self.offset:
+        if self._follow and os.fstat(self.descriptor).st_size < self.offset:
             _log.warning("%s became shorter; reading it from the beginning", self.path)
             self.offset = 0
         size = BLOCK
         while True:
-            data = os.pread(self._file.fileno(), size, self.offset)
+            data = os.pread(self.descriptor, size, self.offset)
             end = data.rfind(b"\n") + 1
             if end or len(data) < size:
                 break
@@ -61,6 +68,7 @@ class LineFile:
         begin = self.offset
         if not end and data and not self._follow:
             self.offset += len(data)
+            self.cuts.append(self.offset)
             return begin, data + b"\n"
         self.offset += end
         return begin, data[:end]
@@ -81,9 +89,9 @@ class LineReader:
     """The lines of several files, one file after the other, numbered from 0 in the order they are read. Lines stay
     in memory until ``forget``. Used by the task's thread."""
 
-    def __init__(self, paths: Sequence[str], positions: Mapping[str, int], *, follow: bool) -> None:
-        """``positions`` maps files to start offsets; other files are read from the beginning."""
-        self._files = [LineFile(path, positions.get(path, 0), follow) for path in paths]
+    def __init__(self, files: Mapping[str, int], *, follow: bool) -> None:
+        """``files`` maps paths to start offsets."""
+        self._files = [LineFile(path, offset, follow) for path, offset in files.items()]
         self._follow = follow
         self._turn = 0  # index of the file to read next
         self._blocks: deque[_Block] = deque()
@@ -134,7 +142,7 @@ class LineReader:
             file = self._files[self._turn]
             begin, data = file.read()
             if data:
-                ends = _line_ends(data)
+                ends = line_ends(data)
                 starts = begin + np.concatenate(([0], ends[:-1]))
                 self._blocks.append(_Block(file.path, self._loaded, starts, split_lines(data)))
                 self._loaded += len(ends)

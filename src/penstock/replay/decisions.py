@@ -2,33 +2,43 @@
 
 Reading order: To until it is empty, then Eden. When To is empty, everything read from it is done, and From
 contains records, the two queues are exchanged. Nothing is read during the exchange, so that failed tuples come
-before fresh ones. A failed tuple is stored in From, or as a dead letter after ``max_attempts`` failures, and is
-done at its origin only after that.
+before fresh ones. A failed tuple is read again from its place, stored in From, or as a dead letter after
+``max_attempts`` failures, and is done at its origin only after that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
+from penstock.acking.lineage import I64
+from penstock.replay.places import Origin, by_origin
 from penstock.replay.records import ReplayRecord
+from penstock.topology.components import Failure
 
-
-class Origin(Enum):
-    """The source that a tuple was read from."""
-
-    EDEN = "eden"
-    TO = "to"
+MOST_STORED = 4096
+"""Tuples of one ``StoreFailed``: so many that a sync of the disk is little beside them, and so few that the queues
+can be exchanged in between."""
 
 
 class ReplayEntry(NamedTuple):
-    """A tuple in flight in the topology."""
+    """A tuple that was read, until the spout has emitted it."""
 
-    origin: Origin
-    position: int
+    place: int
     record: ReplayRecord
+
+
+@dataclass(frozen=True)
+class FailedTuples:
+    """Tuples that failed together, for the same reason."""
+
+    places: I64
+    failure: Failure
+    at: float
+    """Wall-clock time."""
+    hopeless: bool = False
+    """They become dead letters whatever their attempts."""
 
 
 # Events
@@ -36,10 +46,10 @@ class ReplayEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Arrived:
-    """A read has ended. No entries means that the origin has nothing more at present."""
+    """A read has ended. 0 means that the origin has nothing more at present."""
 
     origin: Origin
-    entries: Sequence[ReplayEntry]
+    count: int
 
 
 @dataclass(frozen=True)
@@ -51,21 +61,25 @@ class Taken:
 
 @dataclass(frozen=True)
 class Acked:
-    """These entries were acked."""
+    """The tuples at these places were acked."""
 
-    entries: Sequence[ReplayEntry]
+    places: I64
 
 
 @dataclass(frozen=True)
 class Failed:
-    """These entries failed. Each comes with the record to be stored for it."""
+    """These tuples failed."""
 
-    entries: Sequence[tuple[ReplayEntry, ReplayRecord]]
+    tuples: FailedTuples
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The records of the last ``StoreRecords`` are durable."""
+    """Tuples of the last ``StoreFailed`` are durable elsewhere, ``back`` of them in From. There may be several
+    such events until all are."""
+
+    places: I64
+    back: int
 
 
 @dataclass(frozen=True)
@@ -102,11 +116,11 @@ class Swap:
 
 
 @dataclass(frozen=True)
-class StoreRecords:
-    """For the backflow thread: append ``back`` to From, store ``dead`` as dead letters, and report ``Stored``."""
+class StoreFailed:
+    """For the backflow thread: read these tuples again, append them to From or store them as dead letters
+    (``is_dead``), and report ``Stored``."""
 
-    back: Sequence[ReplayRecord]
-    dead: Sequence[ReplayRecord]
+    tuples: Sequence[FailedTuples]
 
 
 @dataclass(frozen=True)
@@ -114,52 +128,65 @@ class Done:
     """Mark these positions as done at their origin, at once and before any instruction that follows."""
 
     origin: Origin
-    positions: Sequence[int]
+    positions: I64
 
 
-Instruction: TypeAlias = Read | Swap | StoreRecords | Done
+Instruction: TypeAlias = Read | Swap | StoreFailed | Done
+
+
+def after_failure(record: ReplayRecord, tuples: FailedTuples) -> ReplayRecord:
+    """The record to store for a failed tuple. ``record`` is what was read again; the error of a damaged one is
+    kept beside that of the failure."""
+    failure = tuples.failure
+    if record.damaged:
+        failure = Failure(failure.component, "; ".join(filter(None, (failure.error, record.error))))
+    return record.failed(failure, tuples.at)
+
+
+def is_dead(record: ReplayRecord, tuples: FailedTuples, max_attempts: int) -> bool:
+    """Whether a failed tuple becomes a dead letter. ``record`` is what ``after_failure`` returned."""
+    return record.damaged or tuples.hopeless or record.attempts >= max_attempts
 
 
 class Decisions:
     """The replay state of one task. At any time at most one read and one store are in progress, or one swap. Not
     thread-safe."""
 
-    def __init__(self, max_attempts: int, capacity: int, from_holds: bool) -> None:
+    def __init__(self, capacity: int, from_holds: bool) -> None:
         """``capacity`` is the number of entries that may wait for the spout. ``from_holds`` is True if From is not
         empty at the start."""
-        self._max_attempts = max_attempts
         self._room = self._capacity = capacity
         self._to_unread = True  # until a read returns nothing
         self._eden_dry = False
         self._from_holds = from_holds
-        self._open = {Origin.EDEN: 0, Origin.TO: 0}  # entries read that are neither acked nor stored
+        self._open = {Origin.EDEN: 0, Origin.TO: 0}  # tuples read that are neither acked nor stored
         self._reading: Origin | None = None
         self._swapping = False
-        self._storing: Sequence[tuple[ReplayEntry, ReplayRecord]] = ()
-        self._failed: list[tuple[ReplayEntry, ReplayRecord]] = []
+        self._storing = 0  # tuples of the last StoreFailed that are not durable yet
+        self._failed: list[FailedTuples] = []
 
     def handle(self, event: Event) -> list[Instruction]:
         """Apply an event and return the instructions to carry out, in order."""
         result: list[Instruction] = []
         match event:
-            case Arrived(origin, entries):
+            case Arrived(origin, count):
                 self._reading = None
-                self._room -= len(entries)
-                self._open[origin] += len(entries)
-                if not entries and origin is Origin.TO:
+                self._room -= count
+                self._open[origin] += count
+                if not count and origin is Origin.TO:
                     self._to_unread = False
-                elif not entries:
+                elif not count:
                     self._eden_dry = True
             case Taken(count):
                 self._room += count
-            case Acked(entries):
-                result += self._done(entries)
-            case Failed(entries):
-                self._failed += entries
-            case Stored():
-                result += self._done([entry for entry, _ in self._storing])
-                self._from_holds |= any(not self._is_dead(record) for _, record in self._storing)
-                self._storing = ()
+            case Acked(places):
+                result += self._done(places)
+            case Failed(tuples):
+                self._failed.append(tuples)
+            case Stored(places, back):
+                result += self._done(places)
+                self._storing -= len(places)
+                self._from_holds |= back > 0
             case Swapped():
                 self._swapping = False
                 self._to_unread, self._from_holds = True, False
@@ -171,7 +198,7 @@ class Decisions:
 
     @property
     def outstanding(self) -> int:
-        """The number of entries that were read and are neither acked nor stored."""
+        """The number of tuples that were read and are neither acked nor stored."""
         return sum(self._open.values())
 
     @property
@@ -183,7 +210,8 @@ class Decisions:
         """Raise ``AssertionError`` if the state contradicts itself."""
         assert 0 <= self._room <= self._capacity
         assert min(self._open.values()) >= 0
-        assert len(self._failed) + len(self._storing) <= self.outstanding
+        assert self._storing >= 0
+        assert sum(len(each.places) for each in self._failed) + self._storing <= self.outstanding
         assert not (self._swapping and self._storing)
         assert not (self._swapping and (self._open[Origin.TO] or self._reading))
 
@@ -197,23 +225,28 @@ class Decisions:
             return [Swap()]
         result: list[Instruction] = []
         if self._failed and not self._storing:
-            self._storing, self._failed = self._failed, []
-            dead = [record for _, record in self._storing if self._is_dead(record)]
-            back = [record for _, record in self._storing if not self._is_dead(record)]
-            result.append(StoreRecords(back, dead))
+            result.append(StoreFailed(self._take_failed()))
         if self._room > 0 and self._reading is None and (self._to_unread or not self._eden_dry):
             self._reading = Origin.TO if self._to_unread else Origin.EDEN
             result.append(Read(self._reading, self._room))
         return result
 
-    def _done(self, entries: Sequence[ReplayEntry]) -> list[Instruction]:
-        result: list[Instruction] = []
-        for origin in Origin:
-            positions = [entry.position for entry in entries if entry.origin is origin]
-            if positions:
-                self._open[origin] -= len(positions)
-                result.append(Done(origin, positions))
-        return result
+    def _take_failed(self) -> list[FailedTuples]:
+        """Up to ``MOST_STORED`` of the tuples that failed first, which are being stored from now on."""
+        taken: list[FailedTuples] = []
+        while self._failed and self._storing < MOST_STORED:
+            first, room = self._failed[0], MOST_STORED - self._storing
+            taken.append(replace(first, places=first.places[:room]))
+            self._storing += len(taken[-1].places)
+            if len(first.places) > room:
+                self._failed[0] = replace(first, places=first.places[room:])
+            else:
+                del self._failed[0]
+        return taken
 
-    def _is_dead(self, record: ReplayRecord) -> bool:
-        return record.attempts >= self._max_attempts
+    def _done(self, places: I64) -> list[Instruction]:
+        result: list[Instruction] = []
+        for origin, positions in by_origin(places):
+            self._open[origin] -= len(positions)
+            result.append(Done(origin, positions))
+        return result

@@ -1,32 +1,34 @@
 """Eden: the source of a ``ReplaySpout``, which provides fresh tuples.
 
-This module contains ``QueueEden`` and ``SpoutEden``; ``penstock.connectors`` contains sources for files and Kafka
-topics. A custom source is a subclass of ``Eden`` that can be read again from a position.
+This module contains ``QueueEden``; ``penstock.connectors`` contains sources for files and Kafka topics. A custom
+source is a subclass of ``Eden`` that can be read again at a position.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from penstock.columns import to_values
-from penstock.errors import ComponentError
+from penstock.acking.lineage import I64
 from penstock.replay.embedded import DiskQueue, EmbeddedStore
 from penstock.replay.positions import KeptPosition
 from penstock.replay.queues import ReplayStore
-from penstock.topology.components import BatchSpout, Columns, Conf, Context
-from penstock.topology.streams import DEFAULT_STREAM, FieldSpec, OutputDeclarer
+from penstock.replay.records import ReplayRecord
+from penstock.topology.components import Conf, Context
+from penstock.topology.streams import FieldSpec
 
 
 class Eden(ABC):
-    """A source that stores in ``Context.state`` how far it has been processed. Created on the driver and pickled;
-    ``open`` runs in the task's process. ``read`` and ``done`` are called by several threads, but only by one at a
-    time; the other methods are called by the task's thread."""
+    """A source that can be read again, and that stores in ``Context.state`` how far it has been processed.
+    Created on the driver and pickled; ``open`` runs in the task's process. ``read`` and ``done`` are called by
+    several threads, but only by one at a time; ``read_again`` is called by another thread meanwhile; the other
+    methods are called by the task's thread.
+
+    What cannot be read again, such as a socket, cannot be an Eden: write it to a queue and read that
+    (``QueueEden``).
+    """
 
     fields: tuple[FieldSpec, ...]
     """The fields of its tuples, in the form in which a spout declares them."""
@@ -39,8 +41,18 @@ class Eden(ABC):
     @abstractmethod
     def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
         """Up to ``limit`` tuples with their positions; none if there are none at present. Must not block.
-        Positions are arbitrary numbers by which ``done`` identifies the tuples. A tuple that cannot be read may be
-        replaced by a ``ReplayRecord`` that is ``damaged``; it becomes a dead letter."""
+        Positions are numbers from 0 to 2**62 - 1 by which ``done`` and ``read_again`` find the tuples; two tuples
+        in flight have different ones. A tuple that cannot be read may be replaced by a ``ReplayRecord`` that is
+        ``damaged``; it becomes a dead letter."""
+
+    @abstractmethod
+    def read_again(self, positions: I64) -> Sequence[tuple[Any, ...] | ReplayRecord]:
+        """The tuples at these positions, which were read, have failed and are not done. The positions are
+        ascending and in an array of int64. Returns at least one tuple, and fewer than asked for if memory
+        suggests it: those at the first positions. A tuple that is no longer there is replaced by
+        ``records.lost(position, reason)``; it becomes a dead letter. An exception means that the source is
+        unavailable: the call is repeated after a pause. May block. Must not disturb ``read``, and no two calls
+        run at the same time."""
 
     def wait(self, seconds: float) -> bool:
         """Block until ``read`` may find something, at most for this time. Called by the thread that calls
@@ -49,9 +61,9 @@ class Eden(ABC):
         return False
 
     @abstractmethod
-    def done(self, positions: Iterable[int]) -> None:
+    def done(self, positions: I64) -> None:
         """These tuples are acked or stored in another queue, in any order. The stored position passes a tuple only
-        when all tuples before it are done."""
+        when all tuples before it are done. ``read_again`` is not called for them any more."""
 
     @abstractmethod
     def before_snapshot(self) -> None:
@@ -96,7 +108,10 @@ class QueueEden(Eden):
             for position, record in self._queue.read(limit)
         ]
 
-    def done(self, positions: Iterable[int]) -> None:
+    def read_again(self, positions: I64) -> list[tuple[Any, ...] | ReplayRecord]:
+        return [each if each.damaged else each.payload for each in self._queue.read_again(positions)]
+
+    def done(self, positions: I64) -> None:
         self._queue.done(positions)
 
     def before_snapshot(self) -> None:
@@ -107,78 +122,3 @@ class QueueEden(Eden):
 
     def close(self) -> None:
         self._queue.close()
-
-
-class SpoutEden(Eden):
-    """Any batch spout as a source. The spout must emit with integer message ids and store how far it was acked.
-
-    The spout receives an ack for each tuple that is acked or stored in another queue, and never a failure. A
-    position that it keeps in ``Context.state`` becomes durable with the task's snapshots.
-    """
-
-    def __init__(self, spout: BatchSpout) -> None:
-        declarer = OutputDeclarer(type(spout).__name__)
-        spout.declare_output_fields(declarer)
-        self.fields = tuple(
-            field.name if field.type is None else (field.name, field.type)
-            for field in declarer.streams[DEFAULT_STREAM].fields
-        )
-        self._spout = spout
-
-    def open(self, conf: Conf, context: Context) -> None:
-        self._emitted: deque[tuple[int, tuple[Any, ...]]] = deque()
-        self._spout.open(conf, context, _Catcher(self._emitted))
-        self._spout.activate()
-
-    def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
-        if not self._emitted:
-            self._spout.next_batch()
-        return [self._emitted.popleft() for _ in range(min(limit, len(self._emitted)))]
-
-    def done(self, positions: Iterable[int]) -> None:
-        self._spout.ack_many(list(positions))
-
-    def before_snapshot(self) -> None:
-        self._spout.before_snapshot()
-
-    def after_commit(self) -> None:
-        self._spout.after_commit()
-
-    def lag(self) -> Mapping[str, int]:
-        return self._spout.lag()
-
-    def close(self) -> None:
-        self._spout.deactivate()
-        self._spout.close()
-
-
-class _Catcher:
-    """A collector that keeps rows and message ids."""
-
-    def __init__(self, emitted: deque[tuple[int, tuple[Any, ...]]]) -> None:
-        self._emitted = emitted
-
-    def ready(self, stream: str = DEFAULT_STREAM) -> bool:
-        return True
-
-    def emit_batch(
-        self, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
-    ) -> None:
-        if msg_ids is None:
-            raise ComponentError(
-                "SpoutEden",
-                "the source emits tuples without message ids",
-                "Only a spout whose tuples are acked can be a source for replay.",
-            )
-        found = columns.columns if isinstance(columns, pa.RecordBatch) else columns
-        if isinstance(found, Mapping):
-            found = list(found.values())
-        values = [to_values(column) if isinstance(column, pa.Array) else column for column in found]
-        self._emitted.extend(zip(map(int, msg_ids), zip(*values, strict=True), strict=True))
-
-    def emit_batch_direct(
-        self, task: int, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
-    ) -> None:
-        raise ComponentError(
-            "SpoutEden", "the source calls emit_batch_direct, but it must have one plain stream", "Use emit_batch."
-        )

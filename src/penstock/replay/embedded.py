@@ -9,16 +9,19 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.acking.lineage import I64
 from penstock.errors import EnvironmentFault
 from penstock.private_folder import make_folders, open_here
 from penstock.replay.dead_letters import DiskDeadLetterStore
-from penstock.replay.progress import ReadProgress
+from penstock.replay.progress import Positions, ReadProgress
 from penstock.replay.queues import Pointer, Queues, QueuesBusy, ReplayQueue, ReplayStore
-from penstock.replay.records import ReplayRecord, decode, encode
-from penstock.storage.segments import SEGMENT_BYTES, SegmentLog, replace_file
+from penstock.replay.records import ReplayRecord, decode, encode, lost
+from penstock.replay.second_reader import SecondReader
+from penstock.storage.segments import SEGMENT_BYTES, Mark, SegmentLog, replace_file
 from penstock.topology.components import Context
 
 FOLDER = "replay"
@@ -49,13 +52,21 @@ class DiskQueue(ReplayQueue):
             self._progress.read([number for number, _ in found], self._reader.number)
         return found
 
+    def read_again(self, positions: I64) -> list[ReplayRecord]:
+        return [
+            lost(f"record {position} of {self._log.folder}", data) if isinstance(data, str) else decode(data)
+            for position, data in zip(positions.tolist(), self._again.read(positions), strict=False)
+        ]
+
     def seek(self, position: int) -> None:
         released = self._released()
         # Not beyond the end: records lost in a power failure had been processed, but their numbers are used again.
         self._start(max(released, min(position, self._log.end(released))))
 
-    def done(self, positions: Iterable[int]) -> None:
+    def done(self, positions: Positions) -> None:
         self._progress.done(positions)
+        while len(self._marks) > 1 and self._marks[1].number <= self._progress.position:
+            self._marks.popleft()
 
     @property
     def position(self) -> int:
@@ -73,10 +84,13 @@ class DiskQueue(ReplayQueue):
 
     def close(self) -> None:
         self._reader.close()
+        self._again.close()
         self._log.close()
 
     def _start(self, position: int) -> None:
-        self._reader = self._log.reader(position)
+        self._marks: deque[Mark] = deque()
+        self._reader = self._log.reader(position, marks=self._marks)
+        self._again = SecondReader(self._log, self._marks)
         self._progress = ReadProgress(position)
 
     def _released(self) -> int:

@@ -8,11 +8,13 @@ custom implementation must pass ``tests/contract/test_queues.py``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.acking.lineage import I64
 from penstock.errors import EnvironmentFault
+from penstock.replay.progress import Positions
 from penstock.replay.records import ReplayRecord
 from penstock.topology.components import Context
 
@@ -30,8 +32,8 @@ class ReplayQueue(ABC):
     """A FIFO queue of records. The position at which its reader resumes after a restart is part of the task's
     state (``KeptPosition``); the queue itself only knows which records are no longer needed.
 
-    One process reads the queue. ``append`` may be called by any thread and process at any time; the other methods
-    are called by one thread at a time.
+    One process reads the queue. ``append`` may be called by any thread and process at any time, ``read_again``
+    by a thread of its own; the other methods are called by one thread at a time.
     """
 
     @abstractmethod
@@ -47,12 +49,19 @@ class ReplayQueue(ABC):
         begins at the oldest record that was not released."""
 
     @abstractmethod
+    def read_again(self, positions: I64) -> list[ReplayRecord]:
+        """The records at some positions that were read and are not done, in ascending order. At least one, and
+        fewer than asked for if memory or time suggest it: those at the first positions. A record that is no longer
+        there is returned as a lost record (``records.lost``). Does not move the read cursor, and is called by one
+        thread while other threads call the other methods."""
+
+    @abstractmethod
     def seek(self, position: int) -> None:
         """Continue reading at this position, or at the oldest record that was not released if that is later.
         Called at most once, before the first ``read``."""
 
     @abstractmethod
-    def done(self, positions: Iterable[int]) -> None:
+    def done(self, positions: Positions) -> None:
         """These records are done. ``position`` passes a record only when it and all records before it are done."""
 
     @property

@@ -6,7 +6,8 @@ and other programs may write to a shared topic or folder; therefore a pickled re
 key, and a record without a valid signature is never unpickled.
 
 A record that cannot be read becomes a *damaged* record. It contains the bytes that were found and the error, and
-goes to the dead letters. Other records are not affected.
+goes to the dead letters. Other records are not affected. A tuple that failed and can no longer be read where it
+was read is *lost*: a damaged record with the position instead of the bytes.
 """
 
 from __future__ import annotations
@@ -57,6 +58,12 @@ class ReplayRecord(NamedTuple):  # created for every tuple: four times as fast a
     def reset(self) -> ReplayRecord:
         """The record with its attempts reset to zero. The other parts of its history are kept."""
         return self._replace(attempts=0)
+
+
+def lost(position: str, reason: str) -> ReplayRecord:
+    """The record of a tuple that can no longer be read at a position."""
+    error = f"{position} can no longer be read: {reason}"
+    return ReplayRecord((position.encode(),), error=error, damaged=True)
 
 
 def encode(record: ReplayRecord) -> bytes:

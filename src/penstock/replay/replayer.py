@@ -1,7 +1,10 @@
 """Runs the replay of one spout task: three threads that carry out the instructions of ``decisions``.
 
-One thread reads To and Eden ahead of the spout, one exchanges From and To, and one (the backflow thread) writes
-failed tuples to From and to the dead letters. The task's own thread never waits for a disk or a server.
+One thread reads To and Eden ahead of the spout, one exchanges From and To, and one (the backflow thread) reads
+failed tuples again and writes them to From or to the dead letters. The task's own thread never waits for a disk
+or a server.
+
+Nothing is kept of a tuple that the spout has taken: its place (``places``) is its message id.
 """
 
 from __future__ import annotations
@@ -11,9 +14,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import compress
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import numpy as np
+
+from penstock.acking.lineage import I64
 from penstock.clock import Clock, SystemClock
 from penstock.errors import PenstockError
 from penstock.replay.decisions import (
@@ -23,18 +30,21 @@ from penstock.replay.decisions import (
     Done,
     Event,
     Failed,
+    FailedTuples,
     Instruction,
-    Origin,
     QueuesChecked,
     Read,
     ReplayEntry,
     Stored,
-    StoreRecords,
+    StoreFailed,
     Swap,
     Swapped,
     Taken,
+    after_failure,
+    is_dead,
 )
 from penstock.replay.eden import Eden
+from penstock.replay.places import Origin, as_places, places_of
 from penstock.replay.queues import Queues
 from penstock.replay.records import ReplayRecord
 from penstock.replay.sources import ReplaySources
@@ -79,19 +89,21 @@ class Replayer:
         """The last read of Eden found nothing. Used by the thread that reads."""
         self._clock = clock or SystemClock()
         self._max_attempts = max_attempts
-        self._decisions = Decisions(max_attempts, capacity, self._sources.from_holds)
+        self._decisions = Decisions(capacity, self._sources.from_holds)
+        self._unstored = _Unstored()
+        """What is left of the last ``StoreFailed``."""
         self._state = threading.Lock()  # guards the decisions; Done is carried out while it is held
         self._read: deque[ReplayEntry] = deque()
         self._arrived = threading.Condition(threading.Lock())
         self._errors: deque[Exception] = deque(maxlen=10)
         self._stop = threading.Event()
-        self._inboxes: dict[type, SimpleQueue[Any]] = {kind: SimpleQueue() for kind in (Read, Swap, StoreRecords)}
+        self._inboxes: dict[type, SimpleQueue[Any]] = {kind: SimpleQueue() for kind in (Read, Swap, StoreFailed)}
         self._threads = [
             threading.Thread(target=run, name=f"replay-{name}", daemon=True)
             for name, run in (
                 ("read", self._run_reader),
                 ("swap", lambda: self._run(Swap, self._swap)),
-                ("backflow", lambda: self._run(StoreRecords, self._store)),
+                ("backflow", lambda: self._run(StoreFailed, self._store)),
             )
         ]
 
@@ -124,14 +136,15 @@ class Replayer:
 
     def refuse(self, entry: ReplayEntry, error: str) -> None:
         """The tuple cannot be emitted: it becomes a dead letter without further attempts."""
-        record = entry.record.failed(Failure("", error), self._clock.now())
-        self._handle(Failed([(entry, record._replace(attempts=max(record.attempts, self._max_attempts)))]))
+        places = as_places([entry.place])
+        self._handle(Failed(FailedTuples(places, Failure("", error), self._clock.now(), hopeless=True)))
 
-    def ack(self, entries: Sequence[ReplayEntry]) -> None:
-        self._handle(Acked(entries))
+    def ack(self, places: Sequence[int] | I64) -> None:
+        self._handle(Acked(as_places(places)))
 
-    def fail(self, entry: ReplayEntry, failure: Failure) -> None:
-        self._handle(Failed([(entry, entry.record.failed(failure, self._clock.now()))]))
+    def fail(self, places: Sequence[int] | I64, failure: Failure) -> None:
+        """These tuples failed together."""
+        self._handle(Failed(FailedTuples(as_places(places), failure, self._clock.now())))
 
     def save_positions(self) -> None:
         """Write the positions to the task's state, before a snapshot and before ``close``."""
@@ -231,7 +244,7 @@ class Replayer:
         left = True
         while left:
             left = False
-            for kind, act in ((Swap, self._swap), (StoreRecords, self._store)):
+            for kind, act in ((Swap, self._swap), (StoreFailed, self._store)):
                 while not self._inboxes[kind].empty():
                     if (instruction := self._inboxes[kind].get()) is not None:
                         act(instruction)
@@ -247,10 +260,11 @@ class Replayer:
             whole = [each for each in self._found if not self._fault(each[1])]
             if len(whole) < len(self._found):
                 self._store_unemittable(instruction.origin)
-            entries = [ReplayEntry(instruction.origin, position, record) for position, record in whole]
+            places = places_of(instruction.origin, [position for position, _ in whole])
+            entries = list(map(ReplayEntry, places, (record for _, record in whole)))
             self._found = []
         self._eden_empty = instruction.origin is Origin.EDEN and not entries
-        self._handle(Arrived(instruction.origin, entries))
+        self._handle(Arrived(instruction.origin, len(entries)))
         if entries:
             with self._arrived:
                 self._read.extend(entries)
@@ -276,29 +290,68 @@ class Replayer:
             if (fault := self._fault(record))
         ]
         self._sources.add_dead_letters([record for _, record in dead_letters])
-        self._sources.done(origin, [at for at, _ in dead_letters])
+        self._sources.done(origin, as_places([at for at, _ in dead_letters]))
         with self._state:
             self._given_up += len(dead_letters)
-        self._report(
-            QueueDamaged(
-                "replay queue" if origin is Origin.TO else "source of a ReplaySpout",
-                f"{len(dead_letters)} records cannot be read back as they were written; the "
-                f"first: {dead_letters[0][1].error}",
-                "They are dead letters: see them with penstock dlq, remove the cause, and send them back.",
-            )
-        )
+        where = "replay queue" if origin is Origin.TO else "source of a ReplaySpout"
+        self._report(_not_readable(where, [record for _, record in dead_letters]))
 
     def _swap(self, _: Swap) -> None:
         self._sources.swap()
         self._handle(Swapped())
 
-    def _store(self, instruction: StoreRecords) -> None:
-        if instruction.back:
-            self._sources.append(instruction.back)
-        if instruction.dead:
-            self._sources.add_dead_letters(instruction.dead)
-            with self._state:
-                self._given_up += len(instruction.dead)
-        self._handle(Stored())
+    def _store(self, instruction: StoreFailed) -> None:
+        """Until all tuples are stored: (1) read some again; (2) append them to From or store them as dead letters;
+        (3) report that. If one of these raises, the caller repeats it with what is left."""
+        if self._unstored.belongs_to is not instruction:
+            self._unstored = _Unstored(instruction)
+        left = self._unstored
+        while len(left.places):
+            records = self._sources.read_again(left.places)
+            tuples = left.tuples(len(records))
+            lost = [record for record in records if record.damaged]
+            records = list(map(after_failure, records, tuples))
+            is_back = [not is_dead(*each, self._max_attempts) for each in zip(records, tuples, strict=True)]
+            back = list(compress(records, is_back))
+            dead = [record for record, goes_back in zip(records, is_back, strict=True) if not goes_back]
+            if back:
+                self._sources.append(back)
+            if dead:
+                self._sources.add_dead_letters(dead)
+                with self._state:
+                    self._given_up += len(dead)
+            if lost:
+                self._report(_not_readable("a failed tuple of a ReplaySpout", lost))
+            self._handle(Stored(left.pop(len(records)), len(back)))
         if self.settled:
             self._wake()
+
+
+class _Unstored:
+    """The tuples of an instruction that are not stored yet, in the order of their places."""
+
+    def __init__(self, instruction: StoreFailed | None = None) -> None:
+        self.belongs_to = instruction
+        self._tuples = instruction.tuples if instruction is not None else ()
+        places = np.concatenate([as_places(()), *(each.places for each in self._tuples)])
+        which = np.repeat(np.arange(len(self._tuples)), [len(each.places) for each in self._tuples])
+        order = np.argsort(places)
+        self.places: I64 = places[order]
+        self._which = which[order]
+
+    def tuples(self, count: int) -> list[FailedTuples]:
+        """For each of the first ``count`` places, the failure it belongs to."""
+        return [self._tuples[each] for each in self._which[:count].tolist()]
+
+    def pop(self, count: int) -> I64:
+        """Remove the first places, and return them."""
+        taken, self.places, self._which = self.places[:count], self.places[count:], self._which[count:]
+        return taken
+
+
+def _not_readable(where: str, records: Sequence[ReplayRecord]) -> QueueDamaged:
+    return QueueDamaged(
+        where,
+        f"{len(records)} records cannot be read back as they were written; the first: {records[0].error}",
+        "They are dead letters: see them with penstock dlq, remove the cause, and send them back.",
+    )

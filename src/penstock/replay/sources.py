@@ -4,10 +4,13 @@ output."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-from penstock.replay.decisions import Origin
+from penstock.acking.lineage import I64
+from penstock.errors import ComponentError
 from penstock.replay.eden import Eden
+from penstock.replay.places import Origin, first_origin
 from penstock.replay.positions import KeptPosition
 from penstock.replay.queues import Queues, ReplayQueue
 from penstock.replay.records import ReplayRecord
@@ -21,8 +24,9 @@ def position_values(state: TaskState) -> tuple[ValueState, ValueState]:
 
 class ReplaySources:
     """Called by the threads of a ``Replayer`` and by the task's thread. A lock per origin serialises the calls to
-    Eden and to the queues, except ``append`` and ``add_dead_letters``, which need none. Methods may raise
-    ``OSError`` and ``PenstockError``, or whatever a user's Eden raises."""
+    Eden and to the queues, except ``append``, ``add_dead_letters`` and ``read_again``, which need none: so acks do
+    not wait while failed tuples are read again. Methods may raise ``OSError`` and ``PenstockError``, or whatever a
+    user's Eden raises."""
 
     def __init__(self, eden: Eden, queues: Queues, state: TaskState | None) -> None:
         """``eden`` and ``queues`` are open. Without ``state`` the positions are kept only in memory."""
@@ -42,7 +46,20 @@ class ReplaySources:
             found = self.eden.read(limit)
         return [(at, each if isinstance(each, ReplayRecord) else ReplayRecord(each)) for at, each in found]
 
-    def done(self, origin: Origin, positions: Iterable[int]) -> None:
+    def read_again(self, places: I64) -> list[ReplayRecord]:
+        """The records at the first of some sorted places; at least one. A record that is no longer there is
+        damaged. Called by the backflow thread, which runs only while the queues are not exchanged."""
+        origin, positions = first_origin(places)
+        found: Sequence[Any] = (self._to if origin is Origin.TO else self.eden).read_again(positions)
+        if not 0 < len(found) <= len(positions):
+            raise ComponentError(
+                f"read_again of {type(self.eden).__name__}",
+                f"it returned {len(found)} tuples for {len(positions)} positions",
+                "It must return at least one tuple and at most one for each position.",
+            )
+        return [each if isinstance(each, ReplayRecord) else ReplayRecord(each) for each in found]
+
+    def done(self, origin: Origin, positions: I64) -> None:
         """The records at these positions are acked or stored elsewhere."""
         with self._locks[origin]:
             source = self.eden if origin is Origin.EDEN else self._to

@@ -9,6 +9,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.errors import FieldCountError, FieldTypeError, SettingError
 from penstock.replay.decisions import ReplayEntry
 from penstock.replay.eden import Eden
+from penstock.replay.places import as_places
 from penstock.replay.queues import QueuesBusy, ReplayStore
 from penstock.replay.replayer import Replayer
 from penstock.replay.sources import position_values
@@ -23,10 +24,12 @@ class ReplaySpout(BatchSpout):
     """Emits the tuples of its source at least once (*Lu 2020*, section 4.2). Each task has its own From, To and
     dead letters.
 
-    A tuple that fails or times out is emitted again before fresh ones. After ``max_attempts`` failures it becomes
-    a dead letter (``penstock dlq``). The queues are opened by the first ``next_batch`` after ``activate``. They
-    are closed when the spout is deactivated and its last tuple in flight is acked or stored, so a topology that
-    takes over finds everything that its predecessor left.
+    Nothing is kept of a tuple that was emitted but the place where it was read, which is its message id. A tuple
+    that fails or times out is read again there, and emitted again before fresh ones. After ``max_attempts``
+    failures it becomes a dead letter (``penstock dlq``), and also if it can no longer be read. The queues are
+    opened by the first ``next_batch`` after ``activate``. They are closed when the spout is deactivated and its
+    last tuple in flight is acked or stored, so a topology that takes over finds everything that its predecessor
+    left.
 
     The positions of Eden and of the queues are part of the task's state. A restart resumes at the last committed
     epoch, and a savepoint restores the position of Eden. Failed tuples stay in the queues until they are
@@ -47,8 +50,7 @@ class ReplaySpout(BatchSpout):
         self._store = store or source.store()
         self._clock: Clock = SystemClock()
         self._replayer: Replayer | None = None
-        self._pending: dict[int, ReplayEntry] = {}
-        self._next_id = 0
+        self._in_flight = 0
         self._active = False
         self._waiting_since = 0.0
 
@@ -96,29 +98,36 @@ class ReplaySpout(BatchSpout):
 
     def _emit(self, entries: list[ReplayEntry]) -> None:
         """Emit all of the entries, or raise and emit none."""
-        ids = range(self._next_id, self._next_id + len(entries))
-        columns = list(zip(*[entry.record.payload for entry in entries], strict=True))
+        places, records = zip(*entries, strict=True)
+        columns = list(zip(*[record.payload for record in records], strict=True))
+        ids: Any = as_places(places)
         self._collector.emit_batch(columns, msg_ids=ids)
-        self._next_id = ids.stop
-        self._pending.update(zip(ids, entries, strict=True))
+        self._in_flight += len(entries)
 
     def ack(self, msg_id: Any) -> None:
         self.ack_many((msg_id,))
 
     def ack_many(self, msg_ids: Sequence[Any]) -> None:
-        found = [entry for id in msg_ids if (entry := self._pending.pop(id, None)) is not None]
-        if found and self._replayer is not None:
-            self._replayer.ack(found)
+        self._in_flight -= len(msg_ids)
+        if self._replayer is not None:
+            self._replayer.ack(msg_ids)
         self._release_if_idle()
 
     def fail(self, msg_id: Any, failure: Failure) -> None:
-        entry = self._pending.pop(msg_id, None)
-        if entry is not None and self._replayer is not None:
-            self._replayer.fail(entry, failure)
+        self.fail_many((msg_id,), failure)
+
+    def fail_many(self, msg_ids: Sequence[Any], failure: Failure) -> None:
+        self._in_flight -= len(msg_ids)
+        if self._replayer is not None:
+            self._replayer.fail(msg_ids, failure)
         self._release_if_idle()
 
     def settled(self) -> bool:
-        return self._replayer is None or self._replayer.settled
+        """Also closes the queues of a deactivated spout: nothing else is called after its last failed tuple is
+        stored."""
+        settled = self._replayer is None or self._replayer.settled
+        self._release_if_idle()
+        return settled
 
     def before_snapshot(self) -> None:
         if self._replayer is not None:
@@ -134,7 +143,7 @@ class ReplaySpout(BatchSpout):
     def close(self) -> None:
         if self._replayer is not None:
             replayer, self._replayer = self._replayer, None
-            self._pending.clear()
+            self._in_flight = 0
             replayer.close()
 
     def _try_open(self) -> bool:
@@ -159,5 +168,6 @@ class ReplaySpout(BatchSpout):
         return True
 
     def _release_if_idle(self) -> None:
-        if not self._active and not self._pending:
+        """Close the queues if nothing is in flight. Waits for no disk: what failed last must be stored already."""
+        if not self._active and not self._in_flight and self._replayer is not None and self._replayer.settled:
             self.close()

@@ -21,12 +21,14 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.errors import EnvironmentFault
 from penstock.private_folder import make_folders, open_here
 
 SEGMENT_BYTES = 16 << 20  # bytes; opening a segment scans it, which takes about 50 ms for 16 MB
 _CHUNK = 1 << 20  # bytes per read call: few system calls, little memory
+_MARK_BYTES = 1 << 18  # bytes between two marks of a reader: scanning them takes about 1 ms
 _FRAME = struct.Struct("<II")  # length, CRC
 _SUFFIX = ".seg"
 _LOCK_POLL = 0.0005  # seconds between two attempts; about as long as an append holds the lock
@@ -99,8 +101,8 @@ class SegmentLog:
         names = (entry.name for entry in os.scandir(self.folder))
         return sorted(int(name.removesuffix(_SUFFIX)) for name in names if name.endswith(_SUFFIX))
 
-    def reader(self, number: int) -> LogReader:
-        return LogReader(self, number)
+    def reader(self, number: int, start: Mark | None = None, marks: deque[Mark] | None = None) -> LogReader:
+        return LogReader(self, number, start, marks)
 
     def path(self, first: int) -> Path:
         return self.folder / f"{first:020d}{_SUFFIX}"
@@ -178,12 +180,26 @@ class SegmentLog:
             self._tail = -1
 
 
+class Mark(NamedTuple):
+    """Where a record begins."""
+
+    number: int
+    segment: int
+    """The number of the segment's first record."""
+    offset: int
+
+
 class LogReader:
     """Reads a log from one record on while other processes append to it. For use by one thread."""
 
-    def __init__(self, log: SegmentLog, number: int) -> None:
-        """Start at the record with this number, or at the oldest record if that one has been removed."""
+    def __init__(
+        self, log: SegmentLog, number: int, start: Mark | None = None, marks: deque[Mark] | None = None
+    ) -> None:
+        """Start at the record with this number, or at the oldest record if that one has been removed. With
+        ``start``, a mark that is not behind this record, the records before the mark are not scanned. The reader
+        adds marks of what it reads to ``marks``."""
         self._log = log
+        self._start, self._marks = start, marks
         self._file = -1
         self._first = 0  # number of the segment's first record
         self._offset = 0  # in the segment, of the first record not in _ready
@@ -208,6 +224,13 @@ class LogReader:
             if not found:
                 raise
         return found
+
+    def skip_to(self, number: int) -> None:
+        """Skip the records before this number. Raises ``QueueDamaged`` if one of them is damaged."""
+        while self._number < number and self.more():
+            for _ in range(min(number - self._number, len(self._ready))):
+                self._ready.popleft()
+                self._number += 1
 
     def put_back(self, found: Sequence[tuple[int, bytes]]) -> None:
         """Return the records of the last ``read`` once more."""
@@ -252,6 +275,8 @@ class LogReader:
             with contextlib.suppress(FileNotFoundError):  # removed after it was listed: list again
                 self._open(max((first for first in firsts if first <= self._number), default=firsts[0]))
         wanted, self._number = max(self._number, self._first), self._first
+        if self._start is not None and self._start.segment == self._first:
+            self._number, self._offset = self._start.number, self._start.offset
         while self._number < wanted and self._load():
             skipped = min(wanted - self._number, len(self._ready))
             for _ in range(skipped):
@@ -273,9 +298,13 @@ class LogReader:
             length = _FRAME.size + _FRAME.unpack_from(data)[0]
             if len(data) == _CHUNK < length:
                 data = os.pread(self._file, length, self._offset)
-        end = 0
+        end, here = 0, Mark(self._number + len(self._ready), self._first, self._offset)
         for item, end in _records(data):  # noqa: B007 - the last value of end is needed
             self._ready.append(item)
+        if end and self._marks is not None:
+            last = self._marks[-1] if self._marks else None
+            if last is None or last.segment != here.segment or here.offset - last.offset >= _MARK_BYTES:
+                self._marks.append(here)
         self._offset += end
         return end > 0
 

@@ -209,7 +209,7 @@ class BatchSpoutCollector(Protocol):
         self, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
     ) -> None:
         """Emit many tuples. ``msg_ids`` has one message id per tuple (a list, range or numpy array). Without it
-        the tuples are not tracked."""
+        the tuples are not tracked. Ids in an array of int64 take the least memory while their tuples are open."""
 
     def emit_batch_direct(
         self, task: int, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
@@ -257,7 +257,8 @@ class BaseSpout(Component):
 
     def ack_many(self, msg_ids: Sequence[Any]) -> None:
         """Called with all message ids that were acked since the last call. Override it if the spout can ack many
-        at once; the default calls ``ack`` for each."""
+        at once; the default calls ``ack`` for each. The ids are a list, or, if the spout emits all its ids as
+        numpy arrays of int64, such an array."""
         for msg_id in msg_ids:
             self.ack(msg_id)
 
@@ -273,7 +274,7 @@ class BaseSpout(Component):
 
     def fail_many(self, msg_ids: Sequence[Any], failure: Failure) -> None:
         """Called with message ids that failed together, for the same reason. Override it if the spout can fail
-        many at once; the default calls ``fail`` for each."""
+        many at once; the default calls ``fail`` for each. The form of the ids is that of ``ack_many``."""
         for msg_id in msg_ids:
             self.fail(msg_id, failure)
 

@@ -125,11 +125,10 @@ class SpoutArrowCollector(ArrowCollector):
         self._note(*self._add_direct(task, columns, stream, msg_ids))
 
     def _note(self, output: StreamOutput, rows: int, msg_ids: Sequence[Any] | None) -> None:
-        ids = msg_ids.tolist() if isinstance(msg_ids, np.ndarray) else msg_ids
         if isinstance(output.origins, MessageIds):
-            output.origins.ids += [None] * rows if ids is None else ids
-        elif ids is not None:
-            self.done += ids
+            output.origins.add_many([None] * rows if msg_ids is None else msg_ids)
+        elif msg_ids is not None:
+            self.done += msg_ids.tolist() if isinstance(msg_ids, np.ndarray) else msg_ids
 
 
 def as_batch(stream: Stream, columns: Columns) -> pa.RecordBatch:

@@ -102,20 +102,18 @@ class MessageFlights(MessageIds):
         self._log = log
 
     def take(self, rows: int) -> Anchoring | None:
-        tracked = [id for id in self.ids if id is not None]
+        first, tracked, which = self._assign(rows)
         if not tracked:
-            self.ids.clear()
             return None
-        first = self._pending.add(tracked, self._now())
-        numbers: Sequence[int | None] = range(first, first + len(tracked))
-        if len(tracked) < rows:
-            number = iter(range(first, first + len(tracked)))
-            numbers = [None if id is None else next(number) for id in self.ids]
-            numbers += [None] * (rows - len(numbers))
-        self.ids.clear()
+        numbers: Sequence[int | None] = range(first, first + tracked)
+        if which is not None:
+            every: list[int | None] = [None] * rows
+            for row, number in zip(which, numbers, strict=True):
+                every[row] = number
+            numbers = every
         made = []
-        for begin in range(first, first + len(tracked), MOST_MESSAGES):
-            end = min(begin + MOST_MESSAGES, first + len(tracked))
+        for begin in range(first, first + tracked, MOST_MESSAGES):
+            end = min(begin + MOST_MESSAGES, first + tracked)
             made.append((Flight(self._log, self._task, begin, end - begin), end))
         emitted = EmittedRows(numbers, made)
         emitted.hold()

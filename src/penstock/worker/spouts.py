@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.acking import ledger
 from penstock.acking.lineage import I64
-from penstock.acking.pending import Pending
+from penstock.acking.pending import MessageIdArray, Pending
 from penstock.control.hold_timer import HoldTimer
 from penstock.control.pace import Pace
 from penstock.metrics.stats import bounded_count
@@ -283,25 +283,25 @@ class SpoutExecutor(Executor[BaseSpout]):
         self._done.clear()
         return done
 
-    def _ack(self, ids: Sequence[Any]) -> None:
+    def _ack(self, ids: MessageIdArray) -> None:
         self.stats.acked += len(ids)
-        if not self._has_ack or not ids:
+        if not self._has_ack or not len(ids):
             return
         spout = self.component
         if type(spout).ack_many is not BaseSpout.ack_many:
             self._notify("ack_many", spout.ack_many, ids)
         else:
-            for msg_id in ids:
+            for msg_id in _each(ids):
                 self._notify("ack", spout.ack, msg_id)
 
-    def _fail(self, ids: Sequence[Any], failure: Failure) -> None:
+    def _fail(self, ids: MessageIdArray, failure: Failure) -> None:
         if not failure.handed_on:
             self.stats.failed += len(ids)
         spout = self.component
-        if ids and type(spout).fail_many is not BaseSpout.fail_many:
+        if len(ids) and type(spout).fail_many is not BaseSpout.fail_many:
             self._notify("fail_many", spout.fail_many, ids, failure)
             return
-        for msg_id in ids:
+        for msg_id in _each(ids):
             self._notify("fail", spout.fail, msg_id, failure)
 
     def _notify(self, call: str, function: Callable[..., None], *args: Any) -> None:
@@ -309,6 +309,10 @@ class SpoutExecutor(Executor[BaseSpout]):
             function(*args)
         except USER_ERRORS as error:  # user code may raise anything; continue with the next message
             self.report(blame(self.context.component, call, error))
+
+
+def _each(ids: MessageIdArray) -> list[Any]:
+    return ids.tolist() if isinstance(ids, np.ndarray) else ids
 
 
 def settle(spouts: Iterable[SpoutExecutor], command: RootsSettled) -> None:

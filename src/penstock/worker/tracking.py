@@ -126,19 +126,43 @@ class MessageIds(Origins):
     def __init__(self, tracker: Tracker, task: int, pending: Pending, now: Callable[[], float]) -> None:
         super().__init__(tracker)
         self.ids: list[Any] = []
+        self._arrays: list[I64] = []
+        """All ids, if all were given as arrays; ``ids`` is empty then."""
         self._task, self._pending, self._now = task, pending, now
         self._by_root = False
 
+    def add_many(self, ids: Sequence[Any]) -> None:
+        """Add the ids of many rows: a sequence, or an array of integers."""
+        if isinstance(ids, np.ndarray) and ids.dtype == np.int64 and not self.ids:
+            self._arrays.append(ids.copy())  # the spout may change its array
+            return
+        for array in self._arrays:
+            self.ids += array.tolist()
+        self._arrays = []
+        self.ids += ids.tolist() if isinstance(ids, np.ndarray) else ids
+
     def take(self, rows: int) -> Anchoring | None:
         """Assign a root to every message, and return the anchors of all waiting rows."""
-        tracked = [id for id in self.ids if id is not None]
-        numbered = roots(self._task, self._pending.add(tracked, self._now()), len(tracked))
-        if len(tracked) < rows:
+        first, tracked, which = self._assign(rows)
+        numbered = roots(self._task, first, tracked)
+        if which is not None:
             every = np.full(rows, UNTRACKED)
-            every[[row for row, id in enumerate(self.ids) if id is not None]] = numbered
+            every[which] = numbered
             numbered = every
-        self.ids.clear()
         return of_roots(numbered)
+
+    def _assign(self, rows: int) -> tuple[int, int, list[int] | None]:
+        """Put the messages of all waiting rows into the pending table. Returns the number of the first one, how
+        many there are, and their rows; None instead of the rows if all are messages."""
+        if self._arrays:
+            arrays, self._arrays = self._arrays, []
+            ids = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            which = None if len(ids) == rows else list(range(len(ids)))
+            return self._pending.add(ids, self._now()), len(ids), which
+        tracked = [id for id in self.ids if id is not None]
+        which = None if len(tracked) == rows else [row for row, id in enumerate(self.ids) if id is not None]
+        self.ids.clear()
+        return self._pending.add(tracked, self._now()), len(tracked), which
 
     def routed(self, anchors: Anchoring, once: bool) -> None:
         """A tuple that is sent once uses the edge id of its root, which the acker derives itself. Otherwise each
