@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 
+import numpy as np
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from penstock.cli.main import main
 from penstock.connectors.kafka_eden import KafkaEden
 from penstock.connectors.kafka_replay import Broker, KafkaStore, stores_of
-from penstock.errors import EnvironmentFault
+from penstock.errors import ComponentError, EnvironmentFault
 from penstock.replay import QueueEden, ReplayRecord, ReplaySpout
 from penstock.replay.records import encode
 from penstock.state.values import TaskState
@@ -69,6 +72,15 @@ class Bench:
         while self.spout._replayer.outstanding:
             self.spout._replayer.wait(0.01)
             assert time.monotonic() < end
+
+    def await_dead(self, values):
+        """Waits until nothing is in flight, and these are the dead letters."""
+        self.await_stored()
+        [(_, _, queues)] = list(stores_of(self.kafka.bootstrap, self.topology))
+        found = [dead_letter.record for dead_letter in queues.dead.read_all()]
+        queues.close()
+        assert [record.payload[0] for record in found] == values
+        return found
 
     def snapshot(self):
         """The state that a committed snapshot leaves for the next process."""
@@ -134,7 +146,12 @@ def test_a_process_that_dies_loses_nothing(bench, kafka):
     bench.start()
     again = bench.await_rows(4)
     assert values(again) == ["1", "3", "4", "5"]  # failed tuples come first
-    assert bench.spout._pending[again[0][0]].record.attempts == 1
+    bench.spout.fail(again[0][0], Failure("split", "boom"))
+    bench.spout.ack_many([id for id, _ in again[1:]])
+    [(id, row)] = bench.await_rows(1)
+    assert row == ("1",)
+    bench.spout.fail(id, Failure("split", "boom"))
+    bench.await_dead(["1"])  # with the attempt of the process that died
     assert values(back) == ["1"]
     dead.close()
 
@@ -214,3 +231,119 @@ def test_no_broker_and_no_queues_are_said(kafka, capsys, monkeypatch):
             broker.produce("topic", 0, [b"x"])
     assert main(["dlq", "list", "--kafka", kafka.bootstrap, "--topology", "none"]) == 2
     assert "topology 'none' has no replay queues here. Check" in capsys.readouterr().err
+
+
+# ---- tuples are read again from the topic --------------------------------------------------------------------
+
+
+def opened_eden(kafka, name, **options):
+    eden = KafkaEden(kafka.bootstrap, name, **options)
+    eden.open({}, Context("t", "lines", 1, 0, {"lines": (1,)}, delivery="at_least_once", state=TaskState()))
+    return eden
+
+
+def read_all(eden, count):
+    found, end = [], time.monotonic() + DEADLINE
+    while len(found) < count:
+        found += eden.read(1000) or [eden.wait(0.05)][:0]
+        assert time.monotonic() < end
+    return found
+
+
+def read_again(eden, chosen):
+    """All of them: one call may return the first ones only."""
+    found, positions = [], np.array(sorted(at for at, _ in chosen), np.int64)
+    while len(found) < len(positions):
+        some = eden.read_again(positions[len(found) :])
+        assert some
+        found += some
+    return found
+
+
+def test_records_of_several_partitions_are_read_again(kafka, topic):
+    name = topic(3)
+    broker = Broker("test", kafka.bootstrap, {})
+    for partition in range(3):
+        broker.produce(name, partition, [f"{partition} {number}".encode() for number in range(2000)])
+    eden = opened_eden(kafka, name, fields={"line": "value", "n": "partition", "at": "offset"})
+    found = sorted(read_all(eden, 6000))
+    for chosen in (found[::7], found[100:2300], found[::999], found[-1:]):
+        assert read_again(eden, chosen) == [values for _, values in chosen]
+    broker.produce(name, 1, [b"later"])
+    assert [values[0] for _, values in read_all(eden, 1)] == ["later"]
+    eden.close()
+
+
+def test_only_committed_records_are_read_again(kafka, topic):
+    """Transactions leave gaps between offsets, which are no lost records."""
+    name = topic()
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": name})
+    producer.init_transactions(DEADLINE)
+    for number in range(6):
+        producer.begin_transaction()
+        producer.produce(name, str(number))
+        (producer.abort_transaction if number % 2 else producer.commit_transaction)(DEADLINE)
+    eden = opened_eden(kafka, name)
+    found = read_all(eden, 3)
+    assert [values for _, values in found] == [("0",), ("2",), ("4",)]
+    assert read_again(eden, found) == [values for _, values in found]
+    assert read_again(eden, found[2:]) == [("4",)]
+    eden.close()
+
+
+def test_records_that_kafka_has_deleted_are_dead_letters_and_the_rest_goes_on(bench, kafka):
+    write(kafka, bench.name, [str(number) for number in range(10)])
+    bench.start()
+    rows = bench.await_rows(10)
+    Broker("test", kafka.bootstrap, {}).delete_before(bench.name, 0, 4)
+    bench.spout.fail_many([id for id, _ in rows[2:6]], Failure("split", "boom"))
+    bench.spout.ack_many([id for id, _ in [*rows[:2], *rows[6:]]])
+    back = bench.await_rows(2)
+    assert values(back) == ["4", "5"]
+    bench.spout.ack_many([id for id, _ in back])
+    found = bench.await_dead([f"{bench.name} partition 0 offset {number}".encode() for number in (2, 3)])
+    assert found[0].error == (
+        f"boom; {bench.name} partition 0 offset 2 can no longer be read: Kafka has deleted it (retention)"
+    )
+    write(kafka, bench.name, ["goes on"])
+    [(id, row)] = bench.await_rows(1)
+    assert row == ("goes on",)
+    bench.spout.ack(id)
+    bench.snapshot()
+
+
+def test_records_of_a_topic_that_was_made_anew_are_gone(kafka, topic):
+    name = topic()
+    write(kafka, name, [str(number) for number in range(10)])
+    eden = opened_eden(kafka, name)
+    found = read_all(eden, 10)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.delete_topics([name])[name].result(DEADLINE)
+    end = time.monotonic() + DEADLINE
+    while name in admin.list_topics(timeout=10).topics:
+        assert time.monotonic() < end
+    kafka.create_topic(name, 1)
+    write(kafka, name, ["other"])
+    again = []
+    while not again:
+        with contextlib.suppress(EnvironmentFault, ComponentError):  # until the new topic is known everywhere
+            again = read_again(eden, found[5:])
+        assert time.monotonic() < end
+    assert all(record.damaged for record in again)
+    assert f"{name} partition 0 offset 5 can no longer be read: the topic is shorter than before" in again[0].error
+    eden.close()
+
+
+def test_many_failures_of_a_replacement_are_stored_fast(bench, kafka):
+    """Generous, because the machine may be busy."""
+    write(kafka, bench.name, [str(number) for number in range(50_000)])
+    bench.start()
+    rows = bench.await_rows(50_000)
+    bench.spout.deactivate()
+    begun = time.monotonic()
+    bench.spout.fail_many([id for id, _ in rows], Failure("", "replaced", handed_on=True))
+    while not bench.spout.settled():
+        assert time.monotonic() < begun + 20.0
+    bench.spout.close()
+    bench.start()
+    assert sorted(map(int, values(bench.await_rows(50_000)))) == list(range(50_000))

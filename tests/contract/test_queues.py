@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock.connectors.kafka_replay import Broker, KafkaDeadLetterStore, KafkaPointer, KafkaQueue
@@ -114,6 +115,78 @@ def test_the_position_passes_a_record_only_when_all_before_it_are_done(place: Pl
     third.seek(position[1])  # a position from an older state, which has been released since
     assert payloads(third.read(10)) == [2, 3, 4, 5]
     third.close()
+
+
+def read_again(queue: ReplayQueue, positions: list[int]) -> list[ReplayRecord]:
+    """All of them: one call may return the first ones only."""
+    found: list[ReplayRecord] = []
+    while len(found) < len(positions):
+        some = queue.read_again(np.array(positions[len(found) :], np.int64))
+        assert some
+        found += some
+    return found
+
+
+def test_records_are_read_again_where_they_were_read(place: Place) -> None:
+    queue = place.queue()
+    for first in range(0, 60, 20):
+        queue.append(records(*(f"{number} {'x' * (number % 7)}" for number in range(first, first + 20))))
+    found = queue.read(50)
+    for chosen in (found, found[::3], found[48:], [found[0], found[49]], found[7:9]):
+        assert read_again(queue, [at for at, _ in chosen]) == [record for _, record in chosen]
+    found += queue.read(50)  # which goes on where it was
+    assert [record.payload[0].split()[0] for _, record in found] == [str(number) for number in range(60)]
+    queue.done([at for at, _ in found[:41]])
+    queue.release(queue.position)
+    left = [*found[41:45], found[59]]
+    assert read_again(queue, [at for at, _ in left]) == [record for _, record in left]
+    queue.close()
+
+
+def test_records_are_read_again_after_a_restart_in_the_middle(place: Place) -> None:
+    queue = place.queue()
+    queue.append(records(*range(40)))
+    found = queue.read(40)
+    queue.done([at for at, _ in found[:13]])
+    position = queue.position
+    queue.close()
+    again = place.queue()
+    again.seek(position)
+    rest = again.read(100)
+    assert rest == found[13:]
+    assert read_again(again, [at for at, _ in rest[::5]]) == [record for _, record in rest[::5]]
+    again.close()
+
+
+def test_large_records_are_read_again_in_parts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.replay.second_reader.AGAIN_BYTES", 3000)
+    monkeypatch.setattr("penstock.replay.second_reader._RUN", 2)
+    monkeypatch.setattr("penstock.connectors.kafka_second_reader._AGAIN_BYTES", 3000)
+    queue = place.queue()
+    queue.append(records(*(str(number) * 1000 for number in range(10))))
+    found = queue.read(10)
+    positions = np.array([at for at, _ in found], np.int64)
+    assert 1 <= len(queue.read_again(positions)) < 10
+    assert read_again(queue, positions.tolist()) == [record for _, record in found]
+    queue.close()
+
+
+def test_a_record_that_another_removed_is_lost_and_says_where_it_was(place: Place) -> None:
+    queue = place.queue()
+    for number in range(20):
+        queue.append(records(number))
+    found = queue.read(20)
+    other = place.queue()  # an operator, or an older process of the same task
+    other.release(found[12][0])
+    again = read_again(queue, [at for at, _ in found])
+    lost = [record for record in again if record.damaged]
+    assert again[len(lost) :] == [record for _, record in found[len(lost) :]]
+    assert 6 <= len(lost) <= 12  # on disk whole segments are removed
+    for (at, _), record in zip(found, lost, strict=False):
+        assert str(at).encode() in record.payload[0]
+        assert "can no longer be read: " in record.error
+    queue.close()
+    other.close()
 
 
 def test_nothing_is_passed_that_was_not_released(place: Place) -> None:

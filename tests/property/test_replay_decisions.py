@@ -433,24 +433,20 @@ def test_an_exchange_waits_until_all_that_was_read_from_to_is_done():
 
 
 def test_many_failures_are_stored_in_parts():
-    decisions = Decisions(capacity=20_000, from_holds=False)
+    count = 2 * MOST_STORED + 7
+    decisions = Decisions(capacity=count, from_holds=False)
     decisions.handle(QueuesChecked())
     decisions.handle(Arrived(Origin.TO, 0))
-    decisions.handle(Arrived(Origin.EDEN, 10_000))
-    decisions.handle(Taken(10_000))
-    places = as_places(places_of(Origin.EDEN, range(10_000)))
-    failed = [
-        FailedTuples(part, Failure("", str(at)), 1.0) for at, part in enumerate(np.split(places, [3000, 3100]))
-    ]
-    told = [Read(Origin.EDEN, 20_000)]
-    for part in failed:
-        told += decisions.handle(Failed(part))
-    stored = []
+    decisions.handle(Arrived(Origin.EDEN, count))
+    decisions.handle(Taken(count))
+    places = as_places(places_of(Origin.EDEN, range(count)))
+    told, sizes, stored = [Read(Origin.EDEN, count)], [], []
+    for number, part in enumerate(np.split(places, [3000, 3100])):
+        told += decisions.handle(Failed(FailedTuples(part, Failure("", str(number)), 1.0)))
     while told:
         instruction = told.pop(0)
         if isinstance(instruction, StoreFailed):
-            sizes = [len(each.places) for each in instruction.tuples]
-            assert sum(sizes) <= MOST_STORED
+            sizes.append(sum(len(each.places) for each in instruction.tuples))
             assert not decisions.settled
             stored += [each.places for each in instruction.tuples]
             for each in instruction.tuples:
@@ -460,6 +456,7 @@ def test_many_failures_are_stored_in_parts():
             told += decisions.handle(Swapped())
         elif isinstance(instruction, Read):
             told += decisions.handle(Arrived(instruction.origin, 0))
+    assert sizes == [3000, MOST_STORED, count - 3000 - MOST_STORED]
     assert np.concatenate(stored).tolist() == places.tolist()
     assert decisions.settled
     assert not decisions.outstanding

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 
+import numpy as np
 import pytest
 
 from penstock.replay import embedded
@@ -242,3 +243,66 @@ def test_the_embedded_store_leaves_no_lock_behind_when_it_fails(tmp_path, monkey
     with pytest.raises(Crash):
         EmbeddedStore().open(context)
     EmbeddedStore().open(context).close()
+
+
+# -- read again: records that were whole when they were read
+
+
+def read_again(queue, found):
+    again, positions = [], np.array([at for at, _ in found], np.int64)
+    while len(again) < len(positions):
+        again += queue.read_again(positions[len(again) :])
+    return again
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-3] + b"###"), "is not what was written"),
+        (lambda path: path.unlink(), "its file is missing or shorter than before"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-30]), "is not what was written"),
+        (lambda path: path.write_bytes(b""), "its file is missing or shorter than before"),
+    ],
+)
+def test_a_segment_that_is_damaged_after_it_was_read_costs_its_own_records_only(tmp_path, fault, reason):
+    queue = DiskQueue(tmp_path, segment_bytes=150)
+    for value in range(40):
+        queue.append(records(f"value {value}"))
+    found = queue.read(100)
+    segments = sorted(tmp_path.glob("*.seg"))
+    assert len(segments) > 8
+    fault(segments[3])
+    first, end = (int(segments[at].stem) for at in (3, 4))
+    again = read_again(queue, found)
+    lost = [at for at, record in enumerate(again) if record.damaged]
+    assert lost
+    assert set(lost) <= set(range(first, end))
+    assert all(again[at] == found[at][1] for at in range(40) if at not in lost)
+    assert f"record {lost[-1]} of {tmp_path} can no longer be read: " in again[lost[-1]].error
+    assert reason in again[lost[-1]].error
+    assert again == read_again(queue, found)  # and it is so next time
+    queue.close()
+
+
+def test_the_newest_segment_cut_off_after_it_was_read(tmp_path):
+    queue = DiskQueue(tmp_path)
+    queue.append(records(*range(10)))
+    found = queue.read(10)
+    [segment] = tmp_path.glob("*.seg")
+    segment.write_bytes(segment.read_bytes()[:70])
+    again = read_again(queue, found)
+    assert not again[0].damaged
+    assert all("its file is missing or shorter than before" in record.error for record in again[4:])
+    queue.close()
+
+
+def test_marks_of_records_that_are_done_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(segments, "_MARK_BYTES", 100)
+    queue = DiskQueue(tmp_path)
+    for value in range(200):
+        queue.append(records(value))
+        [(at, record)] = queue.read(10)
+        assert read_again(queue, [(at, record)]) == [record]
+        queue.done([at])
+    assert len(queue._marks) <= 2
+    queue.close()

@@ -50,7 +50,7 @@ class FileEden(Eden):
         """For each file, the index of its content."""
         self._turn = 0
         """Index of the file to read next."""
-        self._block = _Block(0, np.zeros(1, np.int64), pa.array([], pa.string()))
+        self._block = _LinesAhead(0, np.zeros(1, np.int64), pa.array([], pa.string()))
 
     def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
         if not self._block.left:
@@ -110,7 +110,7 @@ class FileEden(Eden):
             if data:
                 starts = begin + np.concatenate(([0], line_ends(data)))
                 starts[-1] = content.file.offset  # a last line without a newline
-                self._block = _Block(index, starts, split_lines(data))
+                self._block = _LinesAhead(index, starts, split_lines(data))
                 return
             self._turn = (self._turn + 1) % len(self._current)
 
@@ -142,7 +142,7 @@ class _Content:
         return line if line.endswith(b"\n") else "the file is shorter than before"
 
 
-class _Block:
+class _LinesAhead:
     """Lines that are read ahead."""
 
     def __init__(self, content: int, starts: I64, lines: pa.Array) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from penstock.acking.lineage import I64
-from penstock.connectors.kafka_client import Options, ask, client_library, no_answer, refused
+from penstock.connectors.kafka_client import ANSWER_SECONDS, Options, ask, client_library, no_answer, refused
 
 SECOND_CONSUMER: Options = MappingProxyType(
     {
         "auto.offset.reset": "error",  # a record that Kafka has deleted is reported, not skipped
         "enable.partition.eof": True,
+        "reconnect.backoff.max.ms": 1000,  # the default is 10 s; a restarted broker is back after about 3 s
         "fetch.wait.max.ms": 10,
         "fetch.queue.backoff.ms": 5,
         "queued.max.messages.kbytes": 4096,  # beyond what was asked for, Kafka sends up to this
@@ -29,7 +30,6 @@ _AGAIN_BYTES = 8 << 20  # bytes read again at a time: little memory
 _UNKNOWN_BYTES = 1 << 16  # bytes that a record is taken for until the first one has arrived
 _BATCH = 500  # records per call of the consumer
 _POLL_SECONDS = 0.05  # a call waits that long for a full batch; offsets of transactions make it less than full
-_SILENCE_SECONDS = 10.0  # seconds; a record that exists arrives sooner unless the broker is down
 _NEAR = 200  # offsets; reading past so many records takes less time than a new request
 
 
@@ -49,7 +49,7 @@ class KafkaSecondReader:
         ``PenstockError`` if Kafka does not answer or refuses."""
         if self._consumer is None:
             self._consumer = self._new_consumer()
-        reading = _Reading(self._kafka, self._consumer, topic, partition, offsets)
+        reading = _SecondReading(self._kafka, self._consumer, topic, partition, offsets)
         silent_since = time.monotonic()
         try:
             reading.go_to_next()
@@ -57,7 +57,7 @@ class KafkaSecondReader:
                 messages = self._consumer.consume(reading.expected(), _POLL_SECONDS)
                 if messages:
                     silent_since = time.monotonic()
-                elif time.monotonic() - silent_since > _SILENCE_SECONDS:
+                elif time.monotonic() - silent_since > ANSWER_SECONDS:
                     raise self._silent(f"no records of {topic} from offset {reading.wanted} on arrived")
                 for message in messages:
                     error = message.error()
@@ -83,14 +83,13 @@ class KafkaSecondReader:
             self._consumer.close()
             self._consumer = None
 
-    def _skip_deleted(self, reading: _Reading) -> None:
+    def _skip_deleted(self, reading: _SecondReading) -> None:
         """Kafka has no record at the wanted offset: find out where the partition begins and ends now."""
         place = self._kafka.TopicPartition(reading.topic, reading.partition)
         first, end = ask(
             self._where,
             self._bootstrap,
             lambda timeout: self._consumer.get_watermark_offsets(place, timeout),
-            _SILENCE_SECONDS,
         )
         if reading.wanted >= end:
             reading.miss_until(None, "the topic is shorter than before")
@@ -103,7 +102,7 @@ class KafkaSecondReader:
         return no_answer(self._where, self._bootstrap, problem)
 
 
-class _Reading:
+class _SecondReading:
     """What one call has found so far."""
 
     def __init__(self, kafka: Any, consumer: Any, topic: str, partition: int, offsets: I64) -> None:

@@ -17,9 +17,9 @@ from penstock.replay.places import Origin, by_origin
 from penstock.replay.records import ReplayRecord
 from penstock.topology.components import Failure
 
-MOST_STORED = 4096
-"""Tuples of one ``StoreFailed``: so many that a sync of the disk is little beside them, and so few that the queues
-can be exchanged in between."""
+MOST_STORED = 1 << 16
+"""Tuples of one ``StoreFailed``. More than a spout task usually has in flight: what fails together, as in a
+replacement, is in From before the queues are exchanged, and so comes before fresh tuples."""
 
 
 class ReplayEntry(NamedTuple):

@@ -53,6 +53,7 @@ from penstock.storage.segments import QueueDamaged
 from penstock.topology.components import Failure
 
 CAPACITY = 4096  # tuples read ahead; tuples that come back wait behind them, so not more than two large batches
+_STORED_AT_A_TIME = 4096  # failed tuples: so many that syncing the disk is little beside them, yet little memory
 _EDEN_PAUSE = 0.005  # seconds until Eden is read again after it was empty: short beside a hop, and cheap
 _CHECK_EVERY = 0.2  # seconds between two checks of From and To for dead letters that were sent back
 _RETRY_PAUSE = 1.0  # seconds until a failed disk or server is tried again
@@ -307,7 +308,7 @@ class Replayer:
             self._unstored = _Unstored(instruction)
         left = self._unstored
         while len(left.places):
-            records = self._sources.read_again(left.places)
+            records = self._sources.read_again(left.places[:_STORED_AT_A_TIME])
             tuples = left.tuples(len(records))
             lost = [record for record in records if record.damaged]
             records = list(map(after_failure, records, tuples))

@@ -35,20 +35,18 @@ class SecondReader:
             while at < end:
                 if size >= AGAIN_BYTES:
                     return found
-                items: list[tuple[int, bytes]] = []
+                items: list[bytes] = []
                 if at >= missing_until:
                     reader = self._reader_at(at)
                     try:
-                        reader.skip_to(at)
-                        items = reader.read(min(end - at, _RUN)) if reader.number == at else []
+                        items, following = self._run(reader, at, min(end - at, _RUN))
                         if not items:
-                            missing_until = reader.number if reader.number > at else _NEVER
-                            reason = "its file is missing or shorter than before"
+                            missing_until, reason = following, "its file is missing or shorter than before"
                     except QueueDamaged as error:
                         missing_until, reason = self._next_mark(max(reader.number, at)), error.problem
                         self.close()
-                found += [data for _, data in items] or [reason]
-                size += sum(len(data) for _, data in items)
+                found += items or [reason]
+                size += sum(map(len, items))
                 at += max(len(items), 1)
         return found
 
@@ -56,6 +54,15 @@ class SecondReader:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+    @staticmethod
+    def _run(reader: LogReader, at: int, limit: int) -> tuple[list[bytes], int]:
+        """Up to ``limit`` records with consecutive numbers from ``at`` on, and the number of a following one."""
+        reader.skip_to(at)
+        found = reader.read(limit)
+        items = [data for index, (number, data) in enumerate(found) if number == at + index]
+        reader.put_back(found[len(items) :])  # records between them are missing
+        return items, found[len(items)][0] if len(items) < len(found) else _NEVER
 
     def _reader_at(self, number: int) -> LogReader:
         """A reader that is at this record or not far before it."""
