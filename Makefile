@@ -3,7 +3,7 @@ PYTHON ?= python3
 DEMO_SECONDS ?= 30
 BIN := .venv/bin
 # These judge rates, or start several nodes: on two cores only one at a time.
-ALONE := tests/integration/test_flow.py tests/integration/test_refit_policy.py tests/integration/test_cluster.py tests/fault/test_cluster.py
+ALONE := tests/integration/test_flow.py tests/integration/test_refit_policy.py tests/integration/test_cluster.py tests/fault/test_cluster.py tests/fault/test_erdm_cluster.py
 FILES := --dist loadfile --durations 10
 # Half of the time these tests wait for processes to start and end.
 TWO := -n 2 $(FILES)

@@ -4,6 +4,7 @@ simulator."""
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 
 from benchmarks.energy_auto import RATES, measure_energy_auto
@@ -12,9 +13,9 @@ from benchmarks.energy_cluster import measure_energy_cluster, measure_energy_ded
 from benchmarks.energy_plan import measure_energy_plan
 from benchmarks.energy_sim import MEASURES
 from benchmarks.energy_sim import PARTS as SIM_PARTS
-from benchmarks.harness import run_parts
+from benchmarks.harness import Results, run_parts
 
-PARTS = {
+PARTS: dict[str, Callable[[Results, argparse.Namespace], None]] = {
     "auto": measure_energy_auto,
     "cluster": measure_energy_cluster,
     "moves": measure_energy_moves,
@@ -25,7 +26,9 @@ PARTS = {
 }
 
 
-AUTO = {f"auto-{name}": partial(measure_energy_auto, names=[name]) for name in RATES}
+AUTO: dict[str, Callable[[Results, argparse.Namespace], None]] = {
+    f"auto-{name}": partial(measure_energy_auto, names=[name]) for name in RATES
+}
 """One benchmark of the part ``auto`` each."""
 
 

@@ -176,7 +176,7 @@ def _saved(found: Found) -> float:
 
 
 def _measured(results: Results, name: str, times: Times) -> Found:
-    with SparkCluster(NODES, LINK, SLOTS, MEMORY, progress=_note, cpus=CPUS) as cluster:
+    with SparkCluster(NODES, LINK, SLOTS, MEMORY, progress=Progress(), cpus=CPUS) as cluster:
         try:
             with tempfile.TemporaryDirectory(prefix="penstock-auto-") as root:
                 return _both_placements(results, name, times, cluster, Path(root))
@@ -185,13 +185,13 @@ def _measured(results: Results, name: str, times: Times) -> Found:
 
 
 def _both_placements(results: Results, name: str, times: Times, cluster: SparkCluster, root: Path) -> Found:
-    with _submitted(name, "spark", times, root / "default", cluster) as run:
+    with running_auto(name, "spark", times, root / "default", cluster) as run:
         time.sleep(times.warm)
         default = run.steady(times.measured)
         _report(results, name, "default", default)
         compare_paths(results, name, run)
     wrong, messages = run.wrong()
-    with _submitted(name, BY_ITSELF, times, root / "erdm", cluster) as run:
+    with running_auto(name, BY_ITSELF, times, root / "erdm", cluster) as run:
         spans = [run.timed(run.await_rest)]
         erdm = run.steady(times.measured)
         _report(results, name, "erdm", erdm)
@@ -306,7 +306,7 @@ class AutoRun:
     def await_rest(self) -> None:
         """Wait until ERDM has nothing more to do."""
         self._idle = 0
-        self._await("ERDM should have come to rest", lambda: self._idle >= _AT_REST)
+        self.await_("ERDM should have come to rest", lambda: self._idle >= _AT_REST)
 
     def await_nodes(self, nodes: int) -> None:
         """Wait until executors are on this many nodes."""
@@ -315,7 +315,7 @@ class AutoRun:
             workers = list(self.handle.internals.workers.values())
             return self.nodes >= nodes and len({worker.hello.node for worker in workers}) >= nodes
 
-        self._await(f"executors should be on {nodes} nodes again", used)
+        self.await_(f"executors should be on {nodes} nodes again", used)
 
     def listen(self) -> None:
         """Tell what ERDM has made of its load samples since the last call."""
@@ -333,7 +333,8 @@ class AutoRun:
         source.begin(self.settings.conf)
         return wrong_buckets(self.witness, source, "count" in self.name)
 
-    def _await(self, rule: str, condition: Callable[[], bool]) -> None:
+    def await_(self, rule: str, condition: Callable[[], bool]) -> None:
+        """Wait for a condition, and tell what ERDM does meanwhile."""
         deadline = time.monotonic() + _PATIENCE
         while not condition():
             self.listen()
@@ -345,11 +346,13 @@ class AutoRun:
 
 
 @contextmanager
-def _submitted(name: str, placement: str, times: Times, folder: Path, cluster: SparkCluster) -> Iterator[AutoRun]:
-    """Run a benchmark; at a regular end everything emitted is processed."""
+def running_auto(
+    name: str, placement: str, times: Times, folder: Path, cluster: SparkCluster, rate: float | None = None
+) -> Iterator[AutoRun]:
+    """Run a benchmark, with its own rate or this one. At a regular end everything emitted is processed."""
     witness = folder / "witness"
     witness.mkdir(parents=True)
-    topology = topology_of(name, placement, times.sample, folder, witness)
+    topology = topology_of(name, placement, times.sample, folder, witness, rate)
     handle = submit(topology, cluster.master)
     try:
         yield AutoRun(handle, name, witness)
@@ -358,9 +361,11 @@ def _submitted(name: str, placement: str, times: Times, folder: Path, cluster: S
         handle.kill(drain=False)
 
 
-def topology_of(name: str, placement: str, sample: float, folder: Path, witness: Path) -> Topology:
+def topology_of(
+    name: str, placement: str, sample: float, folder: Path, witness: Path, rate: float | None = None
+) -> Topology:
     """A benchmark with given load whose results are checked."""
-    topology = witnessed(TOPOLOGIES[name](SHAPE, RATES[name]), name)
+    topology = witnessed(TOPOLOGIES[name](SHAPE, rate or RATES[name]), name)
     settings = topology.settings
     settings = dataclasses.replace(
         settings,
@@ -381,8 +386,16 @@ def topology_of(name: str, placement: str, sample: float, folder: Path, witness:
     return dataclasses.replace(topology, settings=settings)
 
 
-def _note(text: str) -> None:
-    say(f"    {text}")
+class Progress:
+    """Tells how the cluster starts; a text that repeats, once."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, text: str) -> None:
+        if text != self._last:
+            self._last = text
+            say(f"    {text}")
 
 
 def _mean(values: Sequence[float]) -> float:
