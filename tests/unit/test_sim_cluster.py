@@ -14,8 +14,9 @@ from penstock.sim.executor import KEY, SimComponent, weights
 from penstock.sim.machine import BURST, UPDATE_INTERVAL, MachineSpec, SimServer, all_busy
 from penstock.sim.outcome import ClusterSetUp
 from penstock.sim.relocation import moves_within_limits
-from penstock.sim.storm_benchmarks import BENCHMARKS, STRATEGIES
-from penstock.topology.groupings import Fields
+from penstock.sim.storm_benchmarks import BENCHMARKS, STRATEGIES, USE
+from penstock.sim.storm_few_pairs import FEW_PAIRS, USE_OF
+from penstock.topology.groupings import Fields, Shuffle
 
 MB = 1e6
 
@@ -212,6 +213,32 @@ def test_the_snapshot_tells_what_the_run_did():
     processed = sum(stream.tuples for stream in snapshot.streams if to[stream.target] in ("split", "count"))
     assert processed == pytest.approx(outcome.mean_rate(2, 8), rel=0.03)
     assert {node.limit.cpu for node in snapshot.nodes} == {2 * 0.95}
+
+
+def test_with_few_pairs_each_executor_receives_from_one():
+    set_up = words()
+    paired = tuple(replace(each, pairs=each.source is not None, grouping=Shuffle()) for each in set_up.components)
+    found = []
+    for seed in (1, 2):
+        streams = run(
+            replace(set_up, components=paired, ackers=0), STRATEGIES["default"], seed
+        ).switch.snapshot.streams
+        targets = [stream.target for stream in streams]
+        assert len(targets) == len(set(targets)) == 8, "four splits and four counts"
+        senders = [stream.source for stream in streams if stream.target.startswith("split")]
+        assert sorted(senders) == ["spout[0]"] * 2 + ["spout[1]"] * 2, "senders have equally many"
+        found.append({(stream.source, stream.target) for stream in streams})
+    assert found[0] != found[1], "the seed draws the pairs"
+
+
+@pytest.mark.parametrize("name", FEW_PAIRS)
+def test_few_pairs_keep_the_shape_and_raise_the_use(name):
+    set_up, whole = FEW_PAIRS[name], BENCHMARKS[name]
+    assert [each.executors for each in set_up.components] == [each.executors for each in whole.components]
+    more = USE_OF[name] / USE
+    for one, other in zip(set_up.components, whole.components, strict=True):
+        assert (one.service, one.memory) == (other.service * more, other.memory * more)
+        assert (one.size, one.state) == (other.size, other.state)
 
 
 def test_moves_are_carried_out_and_the_empty_machine_is_released():
