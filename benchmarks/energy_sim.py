@@ -19,6 +19,7 @@ from penstock.control.energy import PowerModel
 from penstock.control.erdm import InterNode, inter_node
 from penstock.sim.cluster import run
 from penstock.sim.outcome import ClusterOutcome, ClusterSetUp, ClusterTick
+from penstock.sim.relocation import PlacementStrategy
 from penstock.sim.storm_benchmarks import BENCHMARKS, PUBLISHED, STRATEGIES, erdm, erdm_path
 
 PARTS = ("sim", "sim-seeds", "sim-scale", "sim-critical")
@@ -231,9 +232,15 @@ def shortened(name: str, set_up: ClusterSetUp, quick: bool) -> ClusterSetUp:
     return replace(set_up, seconds=420) if name == "rollingcount" else set_up
 
 
-def simulate(name: str, strategy: str, set_up: ClusterSetUp, seed: int = SEED) -> Case:
+def simulate(
+    name: str,
+    strategy: str,
+    set_up: ClusterSetUp,
+    seed: int = SEED,
+    strategies: Mapping[str, PlacementStrategy] = STRATEGIES,
+) -> Case:
     begun = time.monotonic()
-    outcome = run(set_up, STRATEGIES[strategy], seed, _teller(f"{name}, {strategy}, seed {seed}", 60))
+    outcome = run(set_up, strategies[strategy], seed, _teller(f"{name}, {strategy}, seed {seed}", 60))
     if outcome.emitted != outcome.completed + outcome.pending:
         raise AssertionError(f"{name}, {strategy}: {outcome.emitted} emitted, {outcome.completed} completed")
     return Case(name, strategy, outcome, time.monotonic() - begun)

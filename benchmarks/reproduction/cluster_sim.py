@@ -8,16 +8,22 @@ from collections.abc import Mapping
 from benchmarks.energy_sim import FOR_RATE, TUPLES, Case, shortened, simulate, unsteady, use_by_machine
 from benchmarks.harness import Results
 from penstock.sim.storm_benchmarks import BENCHMARKS, STRATEGIES
+from penstock.sim.storm_few_pairs import FEW_PAIRS, FEW_PAIRS_STRATEGIES
 
+PAIRS = "-few-pairs"
+"""The end of a part's name: the set-up of ``penstock.sim.storm_few_pairs``."""
 _PERCENT = 100.0
 
 
 def measure_cluster(results: Results, options: argparse.Namespace) -> None:
-    """``options.part`` names the benchmark."""
-    name = options.part
-    set_up = shortened(name, BENCHMARKS[name], options.quick)
-    chosen = list(STRATEGIES) if name == "rollingcount" else list(FOR_RATE)
-    cases = {strategy: simulate(name, strategy, set_up, options.seed) for strategy in chosen}
+    """``options.part`` names the benchmark, with ``PAIRS`` in the set-up of few pairs."""
+    name = options.part.removesuffix(PAIRS)
+    benchmarks, strategies = (
+        (BENCHMARKS, STRATEGIES) if name == options.part else (FEW_PAIRS, FEW_PAIRS_STRATEGIES)
+    )
+    set_up = shortened(name, benchmarks[name], options.quick)
+    chosen = list(strategies) if name == "rollingcount" else list(FOR_RATE)
+    cases = {strategy: simulate(name, strategy, set_up, options.seed, strategies) for strategy in chosen}
     _rates(results, cases)
     _moves(results, cases["erdm"])
     if name == "rollingcount":
