@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from benchmarks.ackers import measure_ackers
 from benchmarks.harness import Results, median, rate_of, run_parts, running, say
 from benchmarks.hops import Identity
 from benchmarks.peers.bench import build_storm, run_storm
@@ -38,7 +39,7 @@ from penstock import (
 )
 from penstock.spark.session import close_session
 
-PARTS = ("acked", "latency", "epochs", "kafka")
+PARTS = ("acked", "latency", "ackers", "epochs", "kafka")
 PENDING = 5_000  # tuples in flight, for both systems
 BATCH = 1_000  # sentences per batch, so that five batches are in flight
 Times = npt.NDArray[np.float64]
@@ -46,7 +47,7 @@ Times = npt.NDArray[np.float64]
 
 def main(options: argparse.Namespace) -> int:
     """``penstock bench delivery``"""
-    measures = (measure_acked, measure_latency, measure_epochs, measure_kafka)
+    measures = (measure_acked, measure_latency, measure_ackers, measure_epochs, measure_kafka)
     return run_parts("delivery", dict(zip(PARTS, measures, strict=True)), options)
 
 

@@ -3,18 +3,21 @@ from it is acked, and is reported once. A failed root is reported as failed."""
 
 import random
 from collections import Counter, defaultdict, deque
+from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import BasicBolt, BatchBolt, Delivery, RichBolt, Settings, Spout, TopologyBuilder
-from penstock.acking import ledger, lineage
+from penstock.acking import ledger, lineage, spread
 from penstock.acking.ids import NUMBER_BITS, edges_of_roots
 from penstock.acking.ledger import Acker
 from penstock.acking.lineage import Entries, union
 from penstock.acking.pending import Pending
+from penstock.acking.spread import BLOCK, AckerShare, owners, split, split_ranges
 from penstock.metrics.stats import TaskStats
 from penstock.testing import CaptureBolt, LocalRunner
 from penstock.topology.groupings import ALL_ROWS, Router
@@ -163,16 +166,19 @@ class Task:
 
     def tell(self):
         """Report like a worker: failures at once, the tally when no emitted tuple is waiting."""
-        self.messages += self.tracker.failed
+        count = len(self.net.ackers)
+        for failed in self.tracker.failed:
+            self.messages += split_ranges(failed.first, failed.length, count)
         self.tracker.failed = []
         if self.tracker.tally and not self.output.waiting():
-            self.messages.append(ledger.pack(self.tracker.tally.take()))
+            parts = split(ledger.merge(self.tracker.tally.take()), count)
+            self.messages += [(acker, ledger.pack([part])) for acker, part in parts]
 
 
 class Net:
     """All tasks, the acker, and the expected state: which copies of tuples are where."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, ackers=1):
         self.draw = random.Random(seed)
         self.fresh = 0
         self.roots = {}
@@ -183,7 +189,7 @@ class Net:
         """Task → emitted tuples that are not sent."""
         self.messages, self.failed = set(), set()
         self.answers = {}
-        self.acker = Acker(KEY)
+        self.ackers = [Acker(KEY, AckerShare(index, ackers)) for index in range(ackers)]
         self.tasks = {number: Task(self, number) for number in SPOUTS + BOLTS}
 
     def born(self, task, id, roots):
@@ -203,11 +209,18 @@ class Net:
         """Pass one message of a task to the acker."""
         if not task.messages:
             return
-        message = task.messages.popleft()
-        if isinstance(message, bytes):
-            self._answer(self.acker.apply(*ledger.unpack(message)), "acked")
+        acker, *message = self._next_message(task.messages)
+        if len(message) == 1:
+            self._answer(self.ackers[acker].apply(*ledger.unpack(message[0])), "acked")
         else:
-            self._answer(self.acker.close(message.first, message.length), "failed")
+            self._answer(self.ackers[acker].close(*message), "failed")
+
+    def _next_message(self, messages):
+        """The first message to any acker: the order of messages to different ackers is not kept."""
+        acker = self.draw.choice([message[0] for message in messages])
+        found = next(message for message in messages if message[0] == acker)
+        messages.remove(found)
+        return found
 
     def _answer(self, settled, answer):
         still = self.open() if settled else set()
@@ -294,6 +307,26 @@ def test_long_runs_too(seed):
     net.finish()
 
 
+@settings(max_examples=40)
+@given(st.lists(st.sampled_from(OFTEN), min_size=1, max_size=120), st.integers(0, 2**32), st.integers(2, 5))
+def test_several_ackers_complete_a_root_when_one_would(actions, seed, ackers):
+    """With blocks of few roots, so that a frame has roots of several ackers."""
+    with small_blocks():
+        net = Net(seed, ackers)
+        spouts_emit(net, net.draw)
+        for action in actions:
+            ACTIONS[action](net, net.draw)
+        net.finish()
+
+
+@contextmanager
+def small_blocks():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spread, "BLOCK_BITS", 1)
+        patch.setattr(spread, "BLOCK", 2)
+        yield
+
+
 # ---- the parts against plain dicts ---------------------------------------------------------------------------
 
 numbers = st.one_of(
@@ -326,6 +359,29 @@ def test_a_tally_on_the_wire_changes_each_ledger_by_the_same(parts):
     single, ranges = ledger.unpack(ledger.pack(parts))
     assert by_root([single, ranges]) == by_root(parts)
     assert len(set(single.first.tolist())) == len(single.first)
+
+
+@given(st.integers(1, 9), st.integers(0, 10 * BLOCK), st.integers(1, 3 * BLOCK), st.integers(1, 6))
+def test_each_root_has_one_acker_and_a_place_there(task, first, length, count):
+    numbers = np.arange(first, first + length)
+    owner = owners(task, numbers, count)
+    for index in range(count):
+        share, mine = AckerShare(index, count), numbers[owner == index]
+        local = share.local(task, mine)
+        assert share.original(task, local).tolist() == mine.tolist()
+        assert local.tolist() == [share.below(task, n) for n in mine.tolist()], "places without gaps, in order"
+    assert sum(AckerShare(index, count).below(task, first) for index in range(count)) == first
+
+
+@given(st.lists(rows.map(as_entries), min_size=1, max_size=5), st.integers(1, 4))
+def test_entries_are_divided_among_ackers(parts, count):
+    with small_blocks():
+        divided = split(ledger.merge(parts), count)
+        for acker, entries in divided:
+            for first, length, _ in zip(*(column.tolist() for column in entries), strict=True):
+                numbers = np.arange(length) + (first & ((1 << NUMBER_BITS) - 1))
+                assert set(owners(first >> NUMBER_BITS, numbers, count).tolist()) == {acker}
+        assert by_root([entries for _, entries in divided]) == by_root(parts)
 
 
 @given(st.lists(st.lists(rows.map(as_entries), min_size=1, max_size=3), max_size=8))

@@ -267,8 +267,8 @@ class FakeServer:
     def stop(self):
         self.running = False
 
-    def begin(self, attempt, plan, bus, key, placed=False):
-        made = WorkerRegistry(attempt, plan, bus, key, self.changed, lambda call: call(), placed)
+    def begin(self, attempt, plan, bus, key, *more):
+        made = WorkerRegistry(attempt, plan, bus, key, self.changed, lambda call: call(), *more)
         self.registries[attempt] = made
         return made
 

@@ -56,7 +56,7 @@ def test_a_worker_that_is_turned_away_tries_again(monkeypatch):
     coordinator = Coordinator()
     coordinator.start()
     turned_away = []
-    receive = coordinator._receive_stranger
+    receive = coordinator._gate.receive
 
     def refuse_first(writer):
         receive(writer)
@@ -64,7 +64,7 @@ def test_a_worker_that_is_turned_away_tries_again(monkeypatch):
             turned_away.append(writer)
             writer.transport.abort()
 
-    coordinator._receive_stranger = refuse_first
+    coordinator._gate.receive = refuse_first
     try:
         ControlClient(coordinator.address, coordinator.secret, lambda: None).close()
         assert len(turned_away) == 1
@@ -130,7 +130,7 @@ def test_who_does_not_know_the_secret_is_refused_at_once(coordinator, monkeypatc
 def test_a_driver_that_always_hangs_up_is_given_up(coordinator, monkeypatch):
     pauses = []
     monkeypatch.setattr(time, "sleep", pauses.append)
-    monkeypatch.setattr(coordinator, "_receive_stranger", lambda writer: writer.transport.abort())
+    monkeypatch.setattr(coordinator._gate, "receive", lambda writer: writer.transport.abort())
     with pytest.raises(ControlRefused, match="the driver closed it before the handshake was complete"):
         ControlClient(coordinator.address, coordinator.secret, lambda: None)
     assert len(pauses) == 4

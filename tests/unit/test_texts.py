@@ -205,7 +205,7 @@ def joined():
 
 def test_a_message_that_is_too_long_for_the_driver_is_the_reason_of_the_failure(joined):
     coordinator, registry, client = joined
-    client._socket.sendall(wire.LENGTH.pack(75_000_000))
+    client._sender._socket.sendall(wire.LENGTH.pack(75_000_000))
     assert coordinator.wait(lambda: registry.failure is not None, 10)
     assert registry.failure.where == "worker 0.0, control connection"
     assert registry.failure.problem == "a message of 75,000,000 bytes is longer than the limit of 67,108,864 bytes"

@@ -63,6 +63,7 @@ class Watched:
         self.monitor = LoadMonitor(self.topology.settings, self.clock)
         self.state, self.restarts, self.committed, self.begun = "active", 0, 0, 1000.0
         self.commit_age = None
+        self.ackers = []
         self.max_rates = {"lines": 1000.0, "orders": math.inf}
         self.closing, self.left_behind, self.error = threading.Event(), "", None
         self.ended = lambda: None

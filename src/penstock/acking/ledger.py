@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from penstock.acking.ids import NUMBER_BITS, NUMBER_MASK, U64, edges_of_roots
 from penstock.acking.lineage import I64, Entries
+from penstock.acking.spread import AckerShare
 
 MAX_OPEN = 1 << 22
 """Roots: the maximum distance between the newest root of a spout task and its oldest open one. The ledgers of the
@@ -96,11 +97,16 @@ def merge(parts: Sequence[Entries]) -> Entries:
 
 
 class Acker:
-    """The ledgers of all spout tasks. Entries may be applied in any order. Not thread-safe."""
+    """The ledgers of all spout tasks, or of the roots that belong to this acker. Entries may be applied in any
+    order. Not thread-safe, but any thread may read the properties."""
 
-    def __init__(self, key: int) -> None:
+    def __init__(self, key: int, share: AckerShare | None = None) -> None:
+        """``share``: None for all roots."""
         self._key = key
+        self._share = None if share is None or share.is_all else share
         self._ledgers: dict[int, _Ledgers] = {}
+        self.entries = 0
+        """Number of changes of ledgers so far: one for each root of each entry."""
 
     def apply(self, single: Entries, ranges: Entries) -> dict[int, I64]:
         """Apply the entries that one worker sent (see ``unpack``). Returns the numbers of the roots that became
@@ -111,7 +117,15 @@ class Acker:
         for first, length, value in zip(*(column.tolist() for column in ranges), strict=True):
             task, number = first >> NUMBER_BITS, first & int(NUMBER_MASK)
             parts.setdefault(task, []).append((np.arange(number, number + length), np.uint64(value)))
+            self.entries += length
+        self.entries += len(single.first)
+        share = self._share
+        if share is not None:
+            local = share.local
+            parts = {task: [(local(task, ns), v) for ns, v in changes] for task, changes in parts.items()}
         complete = {task: self._of(task).enter(changes) for task, changes in parts.items()}
+        if share is not None:
+            complete = {task: share.original(task, numbers) for task, numbers in complete.items()}
         return {task: numbers for task, numbers in complete.items() if len(numbers)}
 
     def close(self, first: U64, length: I64) -> dict[int, I64]:
@@ -121,32 +135,44 @@ class Acker:
         entries = Entries(roots, np.ones(len(roots), np.int64), np.zeros(len(roots), np.uint64))
         failed = {task: numbers for task, numbers, _ in _by_task(entries)}
         for task, numbers in failed.items():
-            self._of(task).close(numbers)
+            self._of(task).close(numbers if self._share is None else self._share.local(task, numbers))
         return failed
 
     def settled_below(self, task: int, number: int) -> None:
         """Record that the spout task has settled all roots with smaller numbers, including those that timed out.
         Their ledgers are dropped, and later entries for them are ignored."""
         ledgers = self._of(task)
-        ledgers.floor = max(ledgers.floor, number)
+        ledgers.floor = max(ledgers.floor, number if self._share is None else self._share.below(task, number))
 
     def size(self, task: int) -> int:
         """The capacity of the ring of this spout task, in roots."""
         return self._of(task).size
 
+    @property
+    def open_roots(self) -> int:
+        """Number of roots that have a ledger and are neither complete nor failed."""
+        return sum(ledgers.open_roots for ledgers in list(self._ledgers.values()))
+
+    @property
+    def ledger_bytes(self) -> int:
+        """The memory of all ledgers."""
+        return sum(ledgers.bytes for ledgers in list(self._ledgers.values()))
+
     def _of(self, task: int) -> _Ledgers:
         ledgers = self._ledgers.get(task)
         if ledgers is None:
-            ledgers = self._ledgers[task] = _Ledgers(task, self._key)
+            ledgers = self._ledgers[task] = _Ledgers(task, self._key, self._share)
         return ledgers
 
 
 class _Ledgers:
-    """The ledgers of one spout task, in a ring indexed by the number of the root. The number is stored with the
-    value, so that a late ack cannot change the ledger of the next root in the same place."""
+    """The ledgers of one spout task, in a ring indexed by the number of the root, or with a share by its local
+    number. The number is stored with the value, so that a late ack cannot change the ledger of the next root in
+    the same place."""
 
-    def __init__(self, task: int, key: int) -> None:
+    def __init__(self, task: int, key: int, share: AckerShare | None) -> None:
         self._base, self._key = np.uint64(task << NUMBER_BITS), key
+        self._task, self._share = task, share
         self._number = np.full(_FIRST_OPEN, -1, np.int64)
         self._value = np.zeros(_FIRST_OPEN, np.uint64)
         """0 if the root is complete, has failed or is not started."""
@@ -158,6 +184,17 @@ class _Ledgers:
     @property
     def size(self) -> int:
         return len(self._number)
+
+    @property
+    def open_roots(self) -> int:
+        number, value = self._number, self._value
+        if len(number) != len(value):
+            return 0  # the ring is growing at this moment, on another thread
+        return int(np.count_nonzero((value != 0) & (number >= self.floor)))
+
+    @property
+    def bytes(self) -> int:
+        return self._number.nbytes + self._value.nbytes + self._failed.nbytes
 
     def close(self, numbers: I64) -> None:
         """Mark these roots as failed."""
@@ -211,6 +248,8 @@ class _Ledgers:
         while True:
             places = self._place(numbers)
             owner = self._number[places]
+            if np.array_equal(owner, numbers):
+                return
             new = owner < numbers
             crowded = (
                 np.any(new & (self._value[places] != 0) & (owner >= self.floor))
@@ -224,6 +263,8 @@ class _Ledgers:
             fresh, begun = places[new], numbers[new]
             self._number[fresh] = begun
             self._failed[fresh] = False
+            if self._share is not None:
+                begun = self._share.original(self._task, begun)
             self._value[fresh] = edges_of_roots(self._key, begun.astype(np.uint64) | self._base)
 
     def _grow(self) -> None:
@@ -241,15 +282,17 @@ class _Ledgers:
 
 
 def _by_task(entries: Entries) -> list[tuple[int, I64, U64]]:
-    """Entries for single roots, as triples of spout task, numbers and values."""
+    """Entries for single roots, in the order of the roots, as triples of spout task, numbers and values."""
     roots, _, value = entries
-    if not len(roots):
-        return []
-    numbers = (roots & NUMBER_MASK).astype(np.int64)
-    tasks = (roots >> np.uint64(NUMBER_BITS)).astype(np.int64)
-    if tasks[0] == tasks[-1]:  # the entries are sorted
-        return [(int(tasks[0]), numbers, value)]
-    return [(task, numbers[tasks == task], value[tasks == task]) for task in np.unique(tasks).tolist()]
+    parts, begin, end = [], 0, len(roots)
+    last = int(roots[-1]) >> NUMBER_BITS if end else 0
+    while begin < end:
+        task = int(roots[begin]) >> NUMBER_BITS
+        stop = end if task == last else int(np.searchsorted(roots, np.uint64((task + 1) << NUMBER_BITS)))
+        numbers = roots[begin:stop].view(np.int64) - (task << NUMBER_BITS)
+        parts.append((task, numbers, value[begin:stop]))
+        begin = stop
+    return parts
 
 
 def _spread(first: U64, length: I64) -> U64:

@@ -108,6 +108,12 @@ class Pending:
                 break
         return self.resolve(np.arange(self._oldest, self._oldest + late))[0]
 
+    def numbers(self) -> I64:
+        """The numbers of all open tuples."""
+        every = np.arange(self._oldest, self.next)
+        numbers: I64 = every[self._open[every & (len(self._open) - 1)]]
+        return numbers
+
     def take_all(self) -> MessageIdArray:
         """Remove all open tuples, and return their message ids."""
         return self.resolve(np.arange(self._oldest, self.next))[0]

@@ -104,6 +104,8 @@ def render(status: Mapping[str, Any]) -> RenderableType:
         _worker_table(status["workers"]),
         _text(_packing(status)),
     ]
+    if status["ackers"]:
+        parts.append(_acker_table(status["ackers"]))
     parts += [line(text) for text in task_lines(status["tasks"])]
     if status["nodes"]:
         if len(status["nodes"]) > 1 or status["placement"]:
@@ -171,6 +173,26 @@ def _worker_table(workers: list[dict[str, Any]]) -> Table:
             f"{worker['cpu']:.1f} s",
             size(worker["rss"]),
             plain_text(" ".join(worker["tasks"])),
+        )
+    return table
+
+
+def _acker_table(ackers: list[dict[str, Any]]) -> Table:
+    """The ackers. Of one that is a part of the driver the CPU time is not known."""
+    table = Table()
+    for name in ("acker", "node", "state"):
+        table.add_column(name)
+    for name in ("process", "open roots", "entries/s", "cores"):
+        table.add_column(name, justify="right")
+    for acker in ackers:
+        table.add_row(
+            str(acker["acker"]),
+            _text(acker["node"] or "-"),
+            acker["state"],
+            "-" if acker["pid"] is None else str(acker["pid"]),
+            number(acker["open_roots"]),
+            number(acker["rate"]),
+            "-" if acker["cores"] is None else f"{acker['cores']:.2f}",
         )
     return table
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
+import math
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from penstock.clock import Clock
 from penstock.driver.command_threads import CommandThreads
@@ -19,13 +20,17 @@ from penstock.driver.registry import WorkerConnection, WorkerRegistry, framed
 from penstock.errors import ControlRefused, PortInUse
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import Plan
-from penstock.protocol import codec, wire
+from penstock.protocol import wire
 from penstock.protocol.commands import DriverTime
 from penstock.protocol.driver_clock import RunTime
-from penstock.protocol.events import AskDriverTime, Event, Hello
+from penstock.protocol.events import AckerReport, AckerStarted, AskDriverTime, Hello
 from penstock.protocol.requests import OperatorAnswer, OperatorRequest
+from penstock.protocol.server import ClientGate, listen, read_event
 
 log = logging.getLogger("penstock.driver")
+
+_ACKER_CHECK = 0.25
+"""Seconds between two checks of the acker processes, which report as often."""
 
 
 class Coordinator:
@@ -42,8 +47,7 @@ class Coordinator:
         self.changed = threading.Condition()
         self._commands = CommandThreads()
         self._time = RunTime(clock)
-        self._strangers: dict[asyncio.StreamWriter, None] = {}
-        """Connections that have not yet proved that they know the secret, oldest first."""
+        self._gate = ClientGate(self.secret)
         self._registries: dict[int, WorkerRegistry] = {}
         self._host, self._port = host, port
         self._loop = asyncio.new_event_loop()
@@ -55,7 +59,9 @@ class Coordinator:
         """Start to listen. Raises ``PortInUse`` if the port is in use or cannot be opened for another reason."""
         self._thread.start()
         try:
-            self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+            self._server = asyncio.run_coroutine_threadsafe(
+                listen(self._host, self._port, self._serve), self._loop
+            ).result()
         except OSError as error:
             self.stop()
             raise PortInUse(
@@ -64,13 +70,6 @@ class Coordinator:
                 "Choose another port with --port, or 0 for any free one.",
             ) from error
         self.address = self._server.sockets[0].getsockname()[:2]
-
-    async def _listen(self) -> asyncio.Server:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listener = socket.create_server((self._host, self._port), family=family)
-        server = await asyncio.start_server(self._serve, sock=listener, backlog=wire.ACCEPTED_AT_ONCE)
-        listener.listen(wire.QUEUE)
-        return server
 
     def stop(self) -> None:
         """Close every connection and stop listening. Does no harm if the coordinator was not started, or is
@@ -91,13 +90,32 @@ class Coordinator:
         if not self._thread.is_alive():
             self._loop.close()
 
-    def begin(self, attempt: int, plan: Plan, bus: MetricsBus, key: int, placed: bool = False) -> WorkerRegistry:
+    def begin(
+        self,
+        attempt: int,
+        plan: Plan,
+        bus: MetricsBus,
+        key: int,
+        placed: bool = False,
+        ackers: int = 1,
+        silence: float = math.inf,
+    ) -> WorkerRegistry:
         """Accept the workers of the query run with the number ``attempt`` from now on, and return their registry.
-        ``key``: the key of the acker's ledgers. ``placed``: the driver assigns workers to slots."""
+        ``key``: the key of the ackers' ledgers. ``placed``: the driver assigns workers to slots. ``ackers`` and
+        ``silence``: as in ``Ackers``."""
         registry = self._registries[attempt] = WorkerRegistry(
-            attempt, plan, bus, key, self.changed, self._soon, placed
+            attempt, plan, bus, key, self.changed, self._soon, placed, ackers, silence
         )
+        if registry.ackers.has_processes:
+            self._soon(partial(self._check_ackers, registry))
         return registry
+
+    def _check_ackers(self, registry: WorkerRegistry) -> None:
+        """Look for acker processes that hang, from now on until the query run ends. Called on the loop."""
+        if self._registries.get(registry.attempt) is registry:
+            with self.changed:
+                registry.ackers.check()
+            self._loop.call_later(_ACKER_CHECK, self._check_ackers, registry)
 
     def end(self, registry: WorkerRegistry) -> None:
         """Close the connections of a query run's workers, and accept no more of them."""
@@ -128,7 +146,7 @@ class Coordinator:
         peer = writer.get_extra_info("peername")
         connection: WorkerConnection | None = None
         registry: WorkerRegistry | None = None
-        self._receive_stranger(writer)
+        self._gate.receive(writer)
         try:
             hello = await asyncio.wait_for(self._admit(reader, writer), wire.HANDSHAKE_TIMEOUT)
             if isinstance(hello, OperatorRequest):
@@ -139,11 +157,14 @@ class Coordinator:
             registry = self._registries.get(hello.attempt)
             if registry is None:  # ended since the handshake
                 return
+            if isinstance(hello, AckerStarted):
+                await self._serve_acker(registry, hello, reader, writer)
+                return
             newcomer = WorkerConnection(hello, writer)
             registry.add(newcomer)
             connection = newcomer
             while True:
-                message = await _read(reader)
+                message = await read_event(reader)
                 if isinstance(message, AskDriverTime):
                     writer.write(framed(DriverTime(message.sent, self._time.now())))
                 elif isinstance(message, OperatorRequest):
@@ -165,48 +186,58 @@ class Coordinator:
         except asyncio.CancelledError:
             pass  # the coordinator stops
         finally:
-            self._strangers.pop(writer, None)
+            self._gate.forget(writer)
             writer.close()
             if registry is not None and connection is not None:
                 registry.connection_lost(connection)
             with self.changed:
                 self.changed.notify_all()
 
-    def _receive_stranger(self, writer: asyncio.StreamWriter) -> None:
-        """Record a new connection. If too many are in their handshake, abort the oldest. Called on the loop."""
-        self._strangers[writer] = None
-        if len(self._strangers) > wire.MOST_HANDSHAKES:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.transport.abort()
-
-    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Hello | OperatorRequest:
-        """Perform the handshake and return the first message: the ``Hello`` of a worker, or the request of an
-        operator. As soon as the client has proved that it knows the secret, its connection does not count as one
-        in its handshake any more. Raises ``ControlRefused`` if the handshake fails, or if the message is neither
-        an operator's request nor the ``Hello`` of a worker of a current query run."""
-        mine = wire.new_nonce()
-        writer.write(wire.greeting(mine))
-        answer = await reader.readexactly(wire.ANSWER_BYTES)
+    async def _serve_acker(
+        self,
+        registry: WorkerRegistry,
+        started: AckerStarted,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Take the reports of an acker process until its connection ends."""
+        with self.changed:
+            awaited = registry.ackers.connect(started, writer.close)
+            self.changed.notify_all()
+        if not awaited:
+            return
         try:
-            theirs = wire.read_answer(answer, self.secret, mine)
-        except ControlRefused:
-            writer.write(wire.REFUSAL)
-            raise
-        self._strangers.pop(writer, None)
-        writer.write(wire.driver_proof(self.secret, mine, theirs))
-        first = await _read(reader)
+            while True:
+                report = await read_event(reader)
+                if not isinstance(report, AckerReport):
+                    raise ControlRefused("control connection", f"an acker sent {type(report).__name__}")
+                with self.changed:
+                    registry.ackers.report(started, report)
+                    self.changed.notify_all()
+        except (asyncio.IncompleteReadError, OSError):
+            pass  # the process has ended, or another one has taken its place
+        finally:
+            if self._registries.get(registry.attempt) is registry:
+                with self.changed:
+                    registry.ackers.lost(started)
+                    self.changed.notify_all()
+
+    async def _admit(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Hello | AckerStarted | OperatorRequest:
+        """Perform the handshake and return the first message: that of a worker or an acker process, or the request
+        of an operator. Raises ``ControlRefused`` if the handshake fails, or if the message is neither an
+        operator's request nor the first one of a process of a current query run."""
+        await self._gate.shake_hands(reader, writer)
+        first = await read_event(reader)
         while isinstance(first, AskDriverTime):
             writer.write(framed(DriverTime(first.sent, self._time.now())))
-            first = await _read(reader)
-        if isinstance(first, OperatorRequest) or (isinstance(first, Hello) and first.attempt in self._registries):
+            first = await read_event(reader)
+        if isinstance(first, OperatorRequest):
+            return first
+        if isinstance(first, Hello | AckerStarted) and first.attempt in self._registries:
             return first
         runs = ", ".join(map(str, self._registries)) or "none"
         raise ControlRefused(
             "control connection", f"a message from outside the current query runs ({runs}) was refused: {first!r}"
         )
-
-
-async def _read(reader: asyncio.StreamReader) -> Event | OperatorRequest:
-    length = wire.length_of(await reader.readexactly(wire.LENGTH.size))
-    return codec.decode_event(await reader.readexactly(length))

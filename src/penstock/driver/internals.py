@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
+from penstock.driver.ackers import AckerStatus
 from penstock.driver.coordinator import Coordinator
 from penstock.driver.load_monitor import LoadMonitor
 from penstock.driver.migration_controller import MigrationController
@@ -86,6 +87,11 @@ class Internals:
     def workers(self) -> dict[WorkerId, WorkerConnection]:
         """The workers that have connected."""
         return self.supervisor.runs.current.registry.workers
+
+    @property
+    def ackers(self) -> list[AckerStatus]:
+        """The ackers of the current query run; empty if acks are not tracked."""
+        return self.supervisor.runs.current.registry.ackers.status()
 
     @property
     def begun(self) -> float | None:

@@ -72,8 +72,15 @@ class QueryRun:
         if after is not None and after._placement is not None:
             self._placement = SlotPlacement({**after._placement.nodes, **after.places()}, exact=False)
         self._slots = deployment.slots
+        tracked = self.settings.delivery.guarantee == "at_least_once"
         self.registry: WorkerRegistry = server.begin(
-            number, deployment.plan, bus, deployment.job.key, self._placement is not None
+            number,
+            deployment.plan,
+            bus,
+            deployment.job.key,
+            self._placement is not None,
+            deployment.job.ackers if tracked else 0,
+            self.settings.lifecycle.heartbeat_timeout,
         )
         self.epochs = RunEpochs(deployment, self.registry, context.clock, context.commit_thread, number == 0)
         self._control: ControlThread | None = None
@@ -113,8 +120,8 @@ class QueryRun:
         return [launch, *meanwhile, connect, assign]
 
     def open_steps(self, watch: Sequence[Watch]) -> list[Step]:
-        """Return the steps that open the tasks with the state that ``deployment.state`` has recovered, and start
-        commits and migration."""
+        """Return the steps that open the tasks with the state that ``deployment.state`` has recovered, wait for
+        the ackers, which start meanwhile, and start commits and migration."""
         opened = Step(
             "tasks_opened",
             self._open,
@@ -125,7 +132,16 @@ class QueryRun:
             watch=watch,
             hint=_OPEN_HINT,
         )
-        return [opened, Step("opened", self._begin)]
+        ackers = Step(
+            "ackers_ready",
+            until=lambda: self.registry.ackers.ready,
+            expected="not all ackers were started and connected to the workers",
+            limit=self.settings.lifecycle.start_timeout,
+            watch=watch,
+            hint=_OPEN_HINT,
+        )
+        waits = [ackers] if self.registry.ackers.has_processes else []
+        return [opened, *waits, Step("opened", self._begin)]
 
     def _launch(self) -> None:
         if self._placement is not None and self._is_restart:  # a node may have been lost with its slots
@@ -147,7 +163,10 @@ class QueryRun:
         return f"{len(connected)} of {sum(self._slots)} connected"
 
     def _assign(self) -> None:
-        """Assign a slot to each worker. Raises ``TopologyFailed`` if the placement is exact and cannot be met."""
+        """Have the ackers started, and assign a slot to each worker. Raises ``TopologyFailed`` if the placement is
+        exact and cannot be met."""
+        if self.registry.ackers.has_processes:
+            self.registry.start_ackers()
         if self._placement is None:
             return
         nodes = {slot: connection.hello.node for slot, connection in self.registry.slots.items()}

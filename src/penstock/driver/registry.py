@@ -13,11 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-
-from penstock.acking import ledger
-from penstock.acking.ledger import Acker
 from penstock.control.signals import TaskFlowState, TaskMessage
+from penstock.driver.ackers import Ackers
 from penstock.driver.message_board import MessageBoardTables
 from penstock.driver.worker_health import SinkOutages, SkewWarnings
 from penstock.errors import ControlRefused
@@ -31,9 +28,9 @@ from penstock.protocol.commands import (
     OpenTasks,
     PrefetchState,
     RequestReport,
-    RootsSettled,
 )
 from penstock.protocol.events import (
+    AckerLinked,
     AckTally,
     ChannelsWarm,
     EpochPublished,
@@ -156,9 +153,11 @@ class WorkerRegistry:
         changed: threading.Condition,
         soon: Callable[[Callable[[], None]], None],
         placed: bool = False,
+        ackers: int = 1,
+        silence: float = math.inf,
     ) -> None:
         """``key``: the key of the ledgers. ``soon`` schedules a call on the coordinator's loop. ``placed``: what
-        connects is a slot, to which a worker is assigned later."""
+        connects is a slot, to which a worker is assigned later. ``ackers`` and ``silence``: as in ``Ackers``."""
         self.attempt = attempt
         """The number of the query run, which no other has."""
         self.workers: dict[WorkerId, WorkerConnection] = {}
@@ -177,7 +176,7 @@ class WorkerRegistry:
         """Events about epochs, for the thread that commits them."""
         self.changed = changed
         self._plan, self._bus, self._soon = plan, bus, soon
-        self._acker = Acker(key)
+        self.ackers = Ackers(key, ackers, silence, partial(_write_to_slot, self), partial(bus.note, "acker", ""))
         self._message_board = MessageBoardTables(plan.routes.worker_of)
         self._probes = 0
         self._outages, self._skews = SinkOutages(), SkewWarnings()
@@ -262,9 +261,17 @@ class WorkerRegistry:
         self.send(RequestReport(self._probes))
         return self._probes
 
+    def start_ackers(self) -> None:
+        """Have acker processes started, if there are several ackers. All slots have connected."""
+        self._begun = True
+        with self.changed:
+            nodes = {slot_of(each): each.hello.node for each in processes_of(self)}
+        self._soon(partial(self.ackers.begin, nodes))
+
     def dismiss(self) -> None:
-        """Close all connections, so that workers that still run end."""
-        for connection in {id(each): each for each in (*self.workers.values(), *self.slots.values())}.values():
+        """Close all connections, so that workers and acker processes that still run end."""
+        self._soon(self.ackers.close)
+        for connection in processes_of(self):
             self._soon(connection.writer.close)
 
     def share(self, worker: WorkerId, tasks: TaskStates) -> TaskStates:
@@ -342,25 +349,17 @@ class WorkerRegistry:
         worker, or that its worker has left, are not taken as the worker's."""
         connection.last_event_at = time.monotonic()
         if isinstance(event, AckTally | RootsFailed):
-            self._settle(event)
+            for settled in self.ackers.settle(event):
+                self._tell(self._plan.routes.worker_of[settled.task], settled)
         elif isinstance(event, TaskMessage | TaskFlowState | JoinMessageBoard):
             for worker, each in self._message_board.handle(connection.id, event):
                 self._tell(worker, each)
         else:
             with self.changed:
+                if isinstance(event, AckerLinked):
+                    self.ackers.linked(slot_of(connection), event)
                 self._note(connection, event)
                 self.changed.notify_all()
-
-    def _settle(self, event: AckTally | RootsFailed) -> None:
-        """Pass acks and failures to the acker, and tell the spouts which roots are settled."""
-        if isinstance(event, AckTally):
-            settled, component, error = self._acker.apply(*ledger.unpack(event.data)), "", ""
-        else:
-            first, length = np.array(event.first, np.uint64), np.array(event.length, np.int64)
-            settled, component, error = self._acker.close(first, length), event.component, event.error
-        for task, numbers in settled.items():
-            data = np.concatenate(ledger.ranges(numbers)).tobytes()
-            self._tell(self._plan.routes.worker_of[task], RootsSettled(task, component, error, data))
 
     def _tell(self, worker: WorkerId, command: Command) -> None:
         """Write a command to a worker, if it is connected. Called on the loop."""
@@ -398,12 +397,28 @@ class WorkerRegistry:
         if warning:
             log.warning("%s", warning)
             self._bus.note("clock", "", warning)
-        for task, number in report.settled_below.items():
-            self._acker.settled_below(task, number)
+        self.ackers.settled_below(report.settled_below)
         self._bus.record(self.attempt, connection.id, report)
         away = any(stats.away for stats in report.tasks.values())
         for worker, held in self._outages.note(connection.id, away, self.workers):
             self._tell(worker, HoldTimeouts(held))
+
+
+def processes_of(registry: WorkerRegistry) -> list[WorkerConnection]:
+    """Return all processes that have connected, each once."""
+    return list({id(each): each for each in (*registry.workers.values(), *registry.slots.values())}.values())
+
+
+def _write_to_slot(registry: WorkerRegistry, slot: WorkerId | None, command: Command) -> None:
+    """Write a command to a slot, or to all. Called on the loop."""
+    for each in processes_of(registry):
+        if each.connected and slot in (None, slot_of(each)):
+            each.writer.write(framed(command))
+
+
+def slot_of(connection: WorkerConnection) -> WorkerId:
+    """Return the slot of a process, whichever worker it runs."""
+    return WorkerId(connection.hello.stage, connection.hello.slot)
 
 
 def _second(second: WorkerConnection, first: WorkerConnection) -> ControlRefused:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.clock import Clock, SystemClock
+from penstock.driver.ackers import AckerStatus
 from penstock.driver.coordinator import Coordinator
 from penstock.driver.energy_meter import NodeEnergy
 from penstock.driver.load_monitor import LoadMonitor
@@ -72,6 +73,8 @@ class Running(Protocol):
     def migrations(self) -> MigrationController: ...
     @property
     def workers(self) -> Mapping[WorkerId, WorkerConnection]: ...
+    @property
+    def ackers(self) -> Sequence[AckerStatus]: ...
     @property
     def begun(self) -> float | None: ...
     @property
@@ -150,6 +153,8 @@ class TopologyStatus:
     """Components whose executors have workers of their own."""
     placement: tuple[Note, ...] = ()
     """What ERDM made of each of the last load samples: an action, or why there is none. Oldest first."""
+    ackers: tuple[AckerStatus, ...] = ()
+    """Empty if acks are not tracked."""
 
     @property
     def energy(self) -> dict[str, Any]:
@@ -179,6 +184,7 @@ class TopologyStatus:
                 "components": [self._component(view) for view in self.components],
                 "tasks": [_task(task) for task in self.tasks],
                 "workers": [dataclasses.asdict(worker) for worker in self.workers],
+                "ackers": [dataclasses.asdict(acker) for acker in self.ackers],
                 "energy": self.energy,
                 "nodes": [_node(node) for node in self.nodes],
                 "placement": [{"time": note.time, "text": note.text} for note in self.placement],
@@ -244,6 +250,7 @@ def take(running: Running, clock: Clock | None = None) -> TopologyStatus:
             _dated(Note(each.time, "placement", "", each.text), since)
             for each in running.placements.outcomes.copy()
         ),
+        ackers=tuple(running.ackers),
     )
 
 

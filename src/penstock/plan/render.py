@@ -35,12 +35,27 @@ def as_text(topology: Topology, plan: Plan) -> str:
         if not edges:
             lines.append("    -> no subscriber")
     lines += ["", "hops of a tuple between workers", *_all_hops(plan)]
+    lines += _ackers(topology)
     lines += ["", "data migration between tasks"]
     lines += _reasons(plan.not_migrated)
     lines += ["", "scaling"]
     bolts = [node.id for node in topology.nodes.values() if not node.is_spout]
     lines += _reasons({bolt: why_fixed(topology, bolt) for bolt in bolts})
     return "\n".join(lines)
+
+
+def _ackers(topology: Topology) -> list[str]:
+    delivery = topology.settings.delivery
+    if delivery.guarantee != "at_least_once":
+        return []
+    count = delivery.ackers
+    return [
+        "",
+        "ackers",
+        "  1, in the driver"
+        if count == 1
+        else f"  {count} processes, spread over the nodes; each has 1/{count} of the roots of every spout task",
+    ]
 
 
 def _workers(plan: Plan) -> str:

@@ -90,41 +90,27 @@ def ask(
         connection.settimeout(timeout)
         try:
             connection.sendall(wire.framed(codec.encode(request)))
-            data = _read(file)
+            data = read_message(file)
         except OSError:
             return None
     return None if data is None else codec.decode_answer(data)
 
 
-class ControlClient:
-    """A worker's connection to the driver. Sending and receiving have threads of their own, so that the worker's
-    loop never waits for the network.
+class EventSender:
+    """Sends events over a connection. Its thread writes what the callers' threads could not write. Events are
+    encoded by the callers, because the objects in them may change afterwards."""
 
-    Commands are appended to ``inbox``, and ``wake`` is called for each, on the receiving thread. ``lost``
-    becomes True when the connection ends. ``clock`` tells the driver's time. Events are encoded by the caller of
-    ``send``, because the objects in them may change afterwards."""
-
-    def __init__(
-        self, address: tuple[str, int], secret: bytes, wake: Callable[[], None], clock: Clock | None = None
-    ) -> None:
-        """``clock`` is the clock of this machine. Raises as ``connect`` does."""
-        self.inbox: deque[Command] = deque()
-        self.lost = False
-        self.lost_because = ""
-        """Why the connection ended, if a command could not be decoded; otherwise empty."""
-        self.clock = DriverClock(clock)
-        self._wake = wake
-        self._listeners: dict[type, Callable[[Any], None]] = {}
+    def __init__(self, connection: socket.socket, on_lost: Callable[[], None], thread: str) -> None:
+        """``on_lost`` is called on the thread if the connection has ended."""
+        connection.settimeout(None)
+        self._socket, self._on_lost = connection, on_lost
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._queued = 0
         """Number of messages in the outbox, including the one that the sending thread is writing."""
         self._counting, self._writing = threading.Lock(), threading.Lock()
         self._rest = b""
         """Bytes that ``send_now`` could not write; they are sent before anything else."""
-        self._socket, self._file = connect(address, secret, self._measure_clock)
-        self._socket.settimeout(None)
-        threading.Thread(target=self._receive, name="control-receive", daemon=True).start()
-        threading.Thread(target=self._transmit, name="control-send", daemon=True).start()
+        threading.Thread(target=self._transmit, name=thread, daemon=True).start()
 
     def send(self, event: Event) -> None:
         """Send an event. Never blocks. May be called from any thread."""
@@ -152,15 +138,6 @@ class ControlClient:
         if self._rest:
             self._queue(b"")  # makes the sending thread write the rest
 
-    def listen(self, kind: type[C], listener: Callable[[C], None]) -> None:
-        """Pass commands of this type to ``listener`` instead of ``inbox``. It is called on the receiving thread,
-        and must be quick and not raise."""
-        self._listeners[kind] = listener
-
-    def ask_time(self) -> None:
-        """Ask for the driver's time once more; the receiving thread adds the answer to ``clock``."""
-        self.send_now(AskDriverTime(self.clock.monotonic()))
-
     def close(self) -> None:
         """Close the connection after all queued events are sent. Returns at once."""
         self._outbox.put(None)
@@ -169,46 +146,6 @@ class ControlClient:
         with self._counting:
             self._queued += 1
         self._outbox.put(data)
-
-    def _measure_clock(self, connection: socket.socket, file: BinaryIO) -> None:
-        """Measure the driver's time before any other message, so that the worker knows it when the first command
-        arrives. Raises ``ConnectionError`` if the connection ends."""
-        for _ in range(SAMPLES):
-            connection.sendall(framed(AskDriverTime(self.clock.monotonic())))
-            data = _read(file)
-            if data is None:
-                raise ConnectionError("the connection ended before the driver told its time")
-            answer = codec.decode_command(data)
-            if not isinstance(answer, DriverTime):
-                raise ControlRefused(
-                    "control connection", f"the driver answered AskDriverTime with {answer!r} instead of its time"
-                )
-            self.clock.add(answer.sent, answer.time, self.clock.monotonic())
-
-    def _read(self) -> Command | None:
-        """The next command; None if the connection has ended."""
-        data = _read(self._file)
-        return None if data is None else codec.decode_command(data)
-
-    def _receive(self) -> None:
-        try:
-            while (command := self._read()) is not None:
-                if isinstance(command, DriverTime):
-                    self.clock.add(command.sent, command.time, self.clock.monotonic())
-                    continue
-                listener = self._listeners.get(type(command))
-                if listener is not None:
-                    listener(command)
-                else:
-                    self.inbox.append(command)
-                    self._wake()
-        except ControlRefused as error:
-            self.lost_because = str(error)
-            self.send(WorkerFailed(error.where, error.problem, error.hint))
-        except (OSError, ValueError):
-            pass  # the connection has ended, for whatever reason
-        self.lost = True
-        self._wake()
 
     def _transmit(self) -> None:
         try:
@@ -220,13 +157,106 @@ class ControlClient:
                     self._queued -= 1
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            self.lost = True
-            self._wake()
+            self._on_lost()
         finally:
             self._socket.close()
 
 
-def _read(file: BinaryIO) -> bytes | None:
+class ControlClient:
+    """A worker's connection to the driver. Sending and receiving have threads of their own, so that the worker's
+    loop never waits for the network.
+
+    Commands are appended to ``inbox``, and ``wake`` is called for each, on the receiving thread. ``lost``
+    becomes True when the connection ends. ``clock`` tells the driver's time."""
+
+    def __init__(
+        self, address: tuple[str, int], secret: bytes, wake: Callable[[], None], clock: Clock | None = None
+    ) -> None:
+        """``clock`` is the clock of this machine. Raises as ``connect`` does."""
+        self.inbox: deque[Command] = deque()
+        self.lost = False
+        self.lost_because = ""
+        """Why the connection ended, if a command could not be decoded; otherwise empty."""
+        self.clock = DriverClock(clock)
+        self._wake = wake
+        self._listeners: dict[type, Callable[[Any], None]] = {}
+        connection, self._file = connect(address, secret, self._measure_clock)
+        self.host: str = connection.getsockname()[0]
+        """The address of this machine from which the driver is reached."""
+        self._sender = EventSender(connection, self._on_lost, "control-send")
+        threading.Thread(target=self._receive, name="control-receive", daemon=True).start()
+
+    def send(self, event: Event) -> None:
+        """Send an event. Never blocks. May be called from any thread."""
+        self._sender.send(event)
+
+    def send_now(self, event: Event) -> None:
+        """As ``send``, but at once if possible (``EventSender.send_now``)."""
+        self._sender.send_now(event)
+
+    def receive(self, command: Command) -> None:
+        """Handle a command that another connection has brought as one of the driver. May be called from any
+        thread."""
+        listener = self._listeners.get(type(command))
+        if listener is not None:
+            listener(command)
+        else:
+            self.inbox.append(command)
+            self._wake()
+
+    def listen(self, kind: type[C], listener: Callable[[C], None]) -> None:
+        """Pass commands of this type to ``listener`` instead of ``inbox``. It is called on the receiving thread,
+        and must be quick and not raise."""
+        self._listeners[kind] = listener
+
+    def ask_time(self) -> None:
+        """Ask for the driver's time once more; the receiving thread adds the answer to ``clock``."""
+        self.send_now(AskDriverTime(self.clock.monotonic()))
+
+    def close(self) -> None:
+        """Close the connection after all queued events are sent. Returns at once."""
+        self._sender.close()
+
+    def _measure_clock(self, connection: socket.socket, file: BinaryIO) -> None:
+        """Measure the driver's time before any other message, so that the worker knows it when the first command
+        arrives. Raises ``ConnectionError`` if the connection ends."""
+        for _ in range(SAMPLES):
+            connection.sendall(framed(AskDriverTime(self.clock.monotonic())))
+            data = read_message(file)
+            if data is None:
+                raise ConnectionError("the connection ended before the driver told its time")
+            answer = codec.decode_command(data)
+            if not isinstance(answer, DriverTime):
+                raise ControlRefused(
+                    "control connection", f"the driver answered AskDriverTime with {answer!r} instead of its time"
+                )
+            self.clock.add(answer.sent, answer.time, self.clock.monotonic())
+
+    def _read(self) -> Command | None:
+        """The next command; None if the connection has ended."""
+        data = read_message(self._file)
+        return None if data is None else codec.decode_command(data)
+
+    def _receive(self) -> None:
+        try:
+            while (command := self._read()) is not None:
+                if isinstance(command, DriverTime):
+                    self.clock.add(command.sent, command.time, self.clock.monotonic())
+                    continue
+                self.receive(command)
+        except ControlRefused as error:
+            self.lost_because = str(error)
+            self.send(WorkerFailed(error.where, error.problem, error.hint))
+        except (OSError, ValueError):
+            pass  # the connection has ended, for whatever reason
+        self._on_lost()
+
+    def _on_lost(self) -> None:
+        self.lost = True
+        self._wake()
+
+
+def read_message(file: BinaryIO) -> bytes | None:
     """The bytes of the next message; None if the connection has ended."""
     head = file.read(wire.LENGTH.size)
     if len(head) < wire.LENGTH.size:

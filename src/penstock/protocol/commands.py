@@ -93,6 +93,42 @@ class RootsSettled(_Command, frozen=True):
     """Ranges of root numbers as 64-bit integers: all first numbers, then all lengths."""
 
 
+class StartAcker(_Command, frozen=True):
+    """Sent to a slot: start the process of an acker. It connects to the driver itself (``AckerStarted``)."""
+
+    acker: int
+    """Its index among the ackers."""
+    incarnation: int
+    """The number of the process among those that this acker has had."""
+    count: int
+    """Number of ackers."""
+
+
+class StopAcker(_Command, frozen=True):
+    """Sent to the slot that has started the process of an acker: kill it if it still runs."""
+
+    acker: int
+    incarnation: int
+
+
+class UseAcker(_Command, frozen=True):
+    """Sent to all slots: connect to this process of an acker, and send it what belongs to the acker from now on.
+    Answered by ``AckerLinked``."""
+
+    acker: int
+    incarnation: int
+    host: str
+    """Empty: the driver is the acker."""
+    port: int
+
+
+class FailRoots(_Command, frozen=True):
+    """Fail all open roots of this acker, because its ledgers are lost. Sent when all slots use the next
+    process."""
+
+    acker: int
+
+
 class EndEpoch(_Command, frozen=True):
     """Sent to the first stage: end the epoch of frames. With exactly-once delivery this happens with each
     commit, otherwise when a worker moves."""
@@ -180,6 +216,10 @@ Command = (
     | PrefetchState
     | OpenTasks
     | RootsSettled
+    | StartAcker
+    | StopAcker
+    | UseAcker
+    | FailRoots
     | EndEpoch
     | TakeSnapshot
     | EpochCommitted

@@ -112,18 +112,72 @@ class StateUnreadable(_Event, frozen=True):
 
 
 class AckTally(_Event, frozen=True):
-    """The tuples that the worker has emitted and acked, for the acker: entries packed by ``acking.ledger``."""
+    """The tuples that the worker has emitted and acked, for an acker: entries packed by ``acking.ledger``."""
 
     data: bytes
+    acker: int = 0
+    """The acker to which the roots belong."""
 
 
 class RootsFailed(_Event, frozen=True):
-    """Roots that have failed, as ranges, and the reason."""
+    """Roots that have failed, as ranges, and the reason, for an acker."""
 
     first: list[int]
     length: list[int]
     component: str
     error: str
+    acker: int = 0
+    """The acker to which the roots belong."""
+
+
+class SpoutProgress(_Event, frozen=True):
+    """For all acker processes: the spout tasks that run here, to which ``RootsSettled`` is sent, each with the
+    number below which all its messages are acked, failed or timed out."""
+
+    settled_below: dict[int, int]
+
+
+class JoinAcker(_Event, frozen=True):
+    """The first message to an acker process: which acker this slot wants to use. The process closes the connection
+    if it is not this acker."""
+
+    attempt: int
+    acker: int
+    incarnation: int
+
+
+class AckerLinked(_Event, frozen=True):
+    """The answer to ``UseAcker``: from now on the slot sends to this acker, and no longer to the one before. With
+    an error, the slot cannot reach it, or its connection has ended."""
+
+    acker: int
+    incarnation: int
+    error: str = ""
+
+
+class AckerStarted(_Event, frozen=True):
+    """The first message of an acker process to the driver: it accepts connections of workers at this address."""
+
+    attempt: int
+    """The number of the query run to which it belongs."""
+    acker: int
+    incarnation: int
+    pid: int
+    node: str
+    host: str
+    port: int
+
+
+class AckerReport(_Event, frozen=True):
+    """The state of an acker process, sent a few times a second. It also shows that the process lives."""
+
+    open_roots: int
+    entries: int
+    """Changes of ledgers so far."""
+    cpu: float
+    """CPU seconds of the process so far."""
+    rss: int
+    """Resident memory in bytes."""
 
 
 class UnfinishedHandedOn(_Event, frozen=True):
@@ -208,6 +262,11 @@ Event = (
     | StateUnreadable
     | AckTally
     | RootsFailed
+    | SpoutProgress
+    | JoinAcker
+    | AckerLinked
+    | AckerStarted
+    | AckerReport
     | UnfinishedHandedOn
     | SpoutsSnapshotted
     | SnapshotWritten

@@ -40,6 +40,11 @@ class Job:
     key: int = field(default_factory=new_seed)
     """The key from which the edge ids of roots are derived. All workers know it. Each job has another key."""
 
+    @property
+    def ackers(self) -> int:
+        """Number of ackers. A single one is a part of the driver."""
+        return self.settings.delivery.acker_processes or 1
+
     def instance(self, component: str) -> Component:
         """A new instance of the component. Called by the worker for each task."""
         made = pickle.loads(self.components[component])

@@ -70,6 +70,17 @@ class Delivery(Group):
         "what an exception in a component does: drop the tuple and count it, or stop the topology",
         choices=("drop", "stop"),
     )
+    ackers: int = setting(
+        1,
+        "",
+        "ackers, with at_least_once. A single one is a part of the driver; several are processes of their own, "
+        "spread over the nodes. One settles hundreds of thousands of tuples a second",
+    )
+
+    @property
+    def acker_processes(self) -> int:
+        """Number of acker processes. 0 if acks are not tracked or the driver is the only acker."""
+        return self.ackers if self.guarantee == "at_least_once" and self.ackers > 1 else 0
 
 
 @dataclass(frozen=True)

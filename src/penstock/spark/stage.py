@@ -16,6 +16,8 @@ from penstock.protocol.client import ControlClient
 from penstock.protocol.commands import AssignWorker
 from penstock.protocol.events import Hello
 from penstock.protocol.job import Job
+from penstock.worker.acker_process import AckerSpec
+from penstock.worker.ackers import SlotAckers
 from penstock.worker.slot import Slot
 from penstock.worker.wake import Wake
 
@@ -56,10 +58,16 @@ class StageFunction:
         gc.set_threshold(*_GC_THRESHOLD)
         sys.setswitchinterval(_SWITCH_INTERVAL)
         wake, number = Wake(), task.partitionId()
-        control = ControlClient(self._address, self._secret, wake.set)
-        control.send(Hello(self._stage, number, self._attempt, os.getpid(), node_name()))
-        slot = Slot(self._stage, self._job, self._attempt, control, wake)
+        control, node = ControlClient(self._address, self._secret, wake.set), node_name()
+        ackers = SlotAckers(control, self._acker_spec(control, node)) if self._job.ackers > 1 else None
+        control.send(Hello(self._stage, number, self._attempt, os.getpid(), node))
+        slot = Slot(self._stage, self._job, self._attempt, control, wake, ackers)
         return slot.rows(batches, None if self._placed else AssignWorker(number))
+
+    def _acker_spec(self, control: ControlClient, node: str) -> AckerSpec:
+        """What all acker processes that this slot starts have in common."""
+        interval = self._job.settings.lifecycle.metrics_interval
+        return AckerSpec(self._address, self._secret, self._attempt, self._job.key, control.host, node, interval)
 
 
 def node_name() -> str:

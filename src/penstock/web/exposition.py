@@ -124,7 +124,31 @@ def _lines(status: TopologyStatus) -> Iterator[str]:
         "Resident memory of the worker's process.",
         [(at, one.rss) for at, one in workers],
     )
+    yield from _ackers(status)
     yield from _energy(status)
+
+
+def _ackers(status: TopologyStatus) -> Iterator[str]:
+    whole = {"topology": status.topology}
+    ackers = [({**whole, "acker": str(one.acker), "node": one.node}, one) for one in status.ackers]
+    yield from _family(
+        "penstock_acker_open_roots",
+        "gauge",
+        "Messages of spouts whose ledgers the acker keeps and that are neither complete nor failed.",
+        [(at, one.open_roots) for at, one in ackers],
+    )
+    yield from _family(
+        "penstock_acker_entries_total",
+        "counter",
+        "Changes of ledgers, about one for each message and hop; a new process starts at 0.",
+        [(at, one.entries) for at, one in ackers],
+    )
+    yield from _family(
+        "penstock_acker_cpu_seconds_total",
+        "counter",
+        "CPU time of the acker's process; a new process starts at 0.",
+        [(at, one.cpu) for at, one in ackers if one.cpu is not None],
+    )
 
 
 def _energy(status: TopologyStatus) -> Iterator[str]:

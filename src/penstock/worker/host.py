@@ -19,7 +19,15 @@ from penstock.clock import Clock
 from penstock.control.signals import TaskFlowState, TaskMessage
 from penstock.faults import CrashPoint
 from penstock.protocol.commands import Command
-from penstock.protocol.events import AckTally, EpochPublished, Event, Heartbeat, RootsFailed, SnapshotWritten
+from penstock.protocol.events import (
+    AckTally,
+    EpochPublished,
+    Event,
+    Heartbeat,
+    RootsFailed,
+    SnapshotWritten,
+    SpoutProgress,
+)
 from penstock.protocol.message_board import MessageBoard
 from penstock.worker.background import BackgroundJob, JobResult, WriteSnapshot
 from penstock.worker.outgoing import Row
@@ -112,9 +120,11 @@ class WorkerHost:
         clock: Clock,
         crash: CrashPoint,
         wake: Callable[[], None] = lambda: None,
+        send_to_acker: Callable[[AckTally | RootsFailed | SpoutProgress], None] | None = None,
     ) -> None:
         """``open_board`` connects to the message board; its argument is called with each signal for the worker's
-        tasks. ``wake`` ends the loop's wait; any thread may call it."""
+        tasks. ``wake`` ends the loop's wait; any thread may call it. ``send_to_acker`` sends an event to an acker
+        process; None: the driver is the only acker."""
         self.worker = worker
         self.failure: BaseException | None = None
         """The first error of the worker; None while it has not failed."""
@@ -132,8 +142,9 @@ class WorkerHost:
         self._steps = self._steps_at_heartbeat = 0
         """Number of steps so far, and at the last heartbeat."""
         self._send: dict[type, Callable[[Any], None]] = {
-            AckTally: transport.send_now,
-            RootsFailed: transport.send_now,
+            AckTally: send_to_acker or transport.send_now,
+            RootsFailed: send_to_acker or transport.send_now,
+            SpoutProgress: send_to_acker or (lambda event: None),  # the driver knows it from reports
             TaskMessage: self._post,
             TaskFlowState: self._publish,
             SnapshotWritten: self._report_snapshot,

@@ -15,7 +15,7 @@ from penstock.control.segments import Segment
 from penstock.errors import PenstockError, SinkBusy
 from penstock.metrics.machine import MachineProbe, spark_jvm
 from penstock.metrics.stats import TaskStats
-from penstock.protocol.events import WorkerReport
+from penstock.protocol.events import Event, SpoutProgress, WorkerReport
 from penstock.settings import Settings
 from penstock.texts import MOST_ROWS, bounded_cell
 from penstock.worker.call_timer import WaitTimes
@@ -61,6 +61,7 @@ class Reporter:
         self._published: dict[int, list[list[Any]]] = {}
         self._segments: list[tuple[int, Segment]] = []
         self._monitored = settings.monitored
+        self._acker_processes = settings.delivery.acker_processes
         self._machine = MachineProbe(spark_jvm())
         self._wait_times = WaitTimes()
         self._load_interval = settings.monitor.interval / REPORTS_PER_SAMPLE
@@ -144,6 +145,13 @@ class Reporter:
             self._settled_below(),
             time.thread_time(),
         )
+
+    def spout_progress(self) -> list[Event]:
+        """What acker processes must know about the worker's spouts, if there are any. Sent at once when the tasks
+        are open, and with each report."""
+        if not self._acker_processes or not self._tasks.acked_spouts:
+            return []
+        return [SpoutProgress(self._settled_below())]
 
     def pending(self) -> int:
         """The number of tuples in this worker: in inboxes, in execution, emitted but not sent, or not acked; plus

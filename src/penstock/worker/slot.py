@@ -18,6 +18,7 @@ from penstock.protocol.driver_clock import INTERVAL
 from penstock.protocol.events import SlotFreed
 from penstock.protocol.job import Job
 from penstock.protocol.message_board import MessageBoard
+from penstock.worker.ackers import SlotAckers
 from penstock.worker.archive import WorkerArchive
 from penstock.worker.host import ThreadedJobs, WorkerHost
 from penstock.worker.message_board import open_message_board
@@ -36,9 +37,18 @@ class Slot:
     """Runs one worker at a time, or none; several in succession if workers move. ``rows`` runs on the thread of
     the Spark task, the loop."""
 
-    def __init__(self, stage: int, job: Job, attempt: int, control: ControlClient, wake: Wake) -> None:
+    def __init__(
+        self,
+        stage: int,
+        job: Job,
+        attempt: int,
+        control: ControlClient,
+        wake: Wake,
+        ackers: SlotAckers | None = None,
+    ) -> None:
+        """``ackers``: None if the driver is the only acker."""
         self._stage, self._job, self._attempt = stage, job, attempt
-        self._control, self._wake = control, wake
+        self._control, self._wake, self._ackers = control, wake, ackers
         self._host: WorkerHost | None = None
         self._had_worker = threading.Event()
         self._input_ended = False
@@ -56,6 +66,8 @@ class Slot:
                 self._host = None
         finally:
             self._input_ended = True
+            if self._ackers is not None:
+                self._ackers.close()
             self._control.close()
 
     def _next(self) -> AssignWorker | None:
@@ -80,7 +92,8 @@ class Slot:
             return open_message_board(job.settings.flow.board, run, tasks, on_signal, on_signal, control)
 
         jobs = ThreadedJobs(self._wake.set)
-        return WorkerHost(worker, control, jobs, open_board, control.clock, crash, self._wake.set)
+        send = None if self._ackers is None else self._ackers.links.send
+        return WorkerHost(worker, control, jobs, open_board, control.clock, crash, self._wake.set, send)
 
     # ---- the loop --------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import numpy as np
 from penstock.acking import ledger
 from penstock.acking.lineage import I64
 from penstock.acking.pending import MessageIdArray, Pending
+from penstock.acking.spread import owners
 from penstock.control.hold_timer import HoldTimer
 from penstock.control.pace import Pace
 from penstock.metrics.stats import bounded_count
@@ -320,3 +321,12 @@ def settle(spouts: Iterable[SpoutExecutor], command: RootsSettled) -> None:
     for spout in spouts:
         if spout.context.task == command.task:
             spout.settle(command)
+
+
+def fail_roots_of(spouts: Iterable[SpoutExecutor], acker: int, count: int) -> None:
+    """Fail the open roots that belong to this of ``count`` ackers, because its ledgers are lost."""
+    for spout in spouts:
+        if spout.pending is not None:
+            numbers = spout.pending.numbers()
+            lost = numbers[owners(spout.context.task, numbers, count) == acker]
+            spout.on_failed(lost, "", "its acker was lost")

@@ -98,6 +98,11 @@ class Tasks:
         for spout in self.spouts:
             spout.deactivate()
 
+    @property
+    def acked_spouts(self) -> list[SpoutExecutor]:
+        """The spouts whose roots ackers know. Those of flights are known only here."""
+        return self.spouts if self.flights is None else []
+
     def stop_ticks(self) -> None:
         """Run no ticks until ``activate`` is called."""
         self._ticks_stopped = True

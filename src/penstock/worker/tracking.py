@@ -11,9 +11,10 @@ import numpy as np
 
 from penstock.acking.flights import Trace
 from penstock.acking.ids import U64, UNTRACKED, edges_of_roots, new_seed, roots
-from penstock.acking.ledger import Tally, pack
+from penstock.acking.ledger import Tally, merge, pack
 from penstock.acking.lineage import I64, Anchors, Entries, Lineage, joined, of_roots, union, untracked
 from penstock.acking.pending import Pending
+from penstock.acking.spread import split, split_ranges
 from penstock.clock import Clock
 from penstock.protocol.events import AckTally, RootsFailed
 from penstock.texts import shortened
@@ -29,6 +30,9 @@ Anchoring = Anchors | Trace
 _ACK_PAUSE = 0.004
 """Least seconds between two tallies of a busy worker. Each tally is a message to the acker, and 250 a second
 delay acks little."""
+_ENOUGH = 16_384
+"""Entries from which on a message to one of several ackers does not wait for more: they cost the acker more than
+the message itself."""
 
 
 @dataclass(frozen=True)
@@ -187,15 +191,16 @@ class MessageIds(Origins):
 
 
 class AckCollector:
-    """Collects the tallies and failures of all tasks of a worker for the acker. Used by the worker's loop only."""
+    """Collects the tallies and failures of all tasks of a worker for the ackers. Used by the worker's loop."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._now = clock.monotonic
+    def __init__(self, clock: Clock, ackers: int = 1) -> None:
+        self._now, self._ackers = clock.monotonic, ackers
         self._tallies: list[Entries] = []
         self._sent = 0.0
+        self._shares = [AckerTally() for _ in range(ackers)] if ackers > 1 else []
 
     def collect(self, tasks: Tasks, everything: bool = False) -> list[RootsFailed | AckTally]:
-        """The events to send to the acker now, in this order. The tally of a task is included only when none of
+        """The events to send to the ackers now, in this order. The tally of a task is included only when none of
         its rows wait, so that it contains the emitted tuples together with the acks of their inputs. Tuples that
         were passed on inside the worker come first, so that they never arrive after the ack of their input. While
         bolts are busy, tallies are collected for ``_ACK_PAUSE`` seconds, unless ``everything`` is to be sent.
@@ -217,13 +222,54 @@ class AckCollector:
                 tracker.failed = []
             if tracker.tally and not executor.waiting():
                 self._tallies += tracker.tally.take()
-        events: list[RootsFailed | AckTally] = [
-            RootsFailed(each.first.tolist(), each.length.tolist(), each.component, each.error) for each in failed
-        ]
+        events: list[RootsFailed | AckTally] = []
+        for each in failed:
+            events += self._failed(each)
+        everything = everything or not tasks.busy
         if self._tallies:
             now = self._now()
-            if everything or now - self._sent >= _ACK_PAUSE or not tasks.busy:
+            if everything or now - self._sent >= _ACK_PAUSE:
                 self._sent = now
                 tallies, self._tallies = self._tallies, []
-                events.append(AckTally(pack(tallies)))
+                if not self._shares:
+                    return [*events, AckTally(pack(tallies))]
+                for acker, part in split(merge(tallies), self._ackers):
+                    self._shares[acker].add(part)
+        for acker, share in enumerate(self._shares):
+            if share.entries and (everything or share.is_due(self._now(), self._ackers)):
+                events.append(AckTally(share.take(self._now()), acker))
         return events
+
+    def _failed(self, roots: FailedRoots) -> list[RootsFailed]:
+        parts = [(0, roots.first, roots.length)]
+        if self._ackers > 1:
+            parts = split_ranges(roots.first, roots.length, self._ackers)
+        return [
+            RootsFailed(first.tolist(), length.tolist(), roots.component, roots.error, acker)
+            for acker, first, length in parts
+        ]
+
+
+class AckerTally:
+    """The entries that one of several ackers gets next. A message costs an acker as much as a thousand entries, so
+    while bolts are busy each acker gets messages as large as a single acker would, but less often."""
+
+    def __init__(self) -> None:
+        self.entries = 0
+        """Number of entries that wait."""
+        self._parts: list[Entries] = []
+        self._sent = 0.0
+
+    def add(self, part: Entries) -> None:
+        """Add entries that must arrive together."""
+        self._parts.append(part)
+        self.entries += len(part.first)
+
+    def is_due(self, now: float, ackers: int) -> bool:
+        return self.entries >= _ENOUGH or now - self._sent >= ackers * _ACK_PAUSE
+
+    def take(self, now: float) -> bytes:
+        """Remove all entries and pack them."""
+        parts, self._parts = self._parts, []
+        self.entries, self._sent = 0, now
+        return pack(parts)

@@ -47,7 +47,7 @@ from penstock.worker.phase import TRANSITIONS, IllegalTransition, WorkerPhase
 from penstock.worker.publisher import Publisher
 from penstock.worker.reports import Reporter
 from penstock.worker.sender import FrameSender
-from penstock.worker.spouts import settle
+from penstock.worker.spouts import fail_roots_of, settle
 from penstock.worker.task_loop import TaskLoop
 from penstock.worker.tasks import Tasks
 from penstock.worker.tracking import AckCollector
@@ -116,7 +116,7 @@ class Worker:
         self._epochs = WorkerEpochs(
             settings.delivery.guarantee == "exactly_once", self.intake, self._tasks, self._flow, self._out
         )
-        self._acks = AckCollector(clock)
+        self._acks = AckCollector(clock, job.ackers)
         self._publisher = Publisher(clock, self._tasks)
         self._reporter = Reporter(settings, clock, skew, self.intake, self._tasks, self._flow, self._sender)
         self._loop = TaskLoop(settings, clock, self.intake, self._tasks, self._flow, self._epochs, self._out)
@@ -139,6 +139,7 @@ class Worker:
             commands.PrepareToLeave: self._prepare_to_leave,
             commands.CancelLeave: self._cancel_leave,
             commands.RootsSettled: lambda command: settle(tasks.spouts, command),
+            commands.FailRoots: lambda command: fail_roots_of(tasks.acked_spouts, command.acker, self._job.ackers),
             commands.EndEpoch: lambda command: epochs.announce(command.epoch, command.last),
             commands.TakeSnapshot: epochs.take_snapshot,
             commands.EpochCommitted: lambda command: self._publisher.on_committed(command.epoch),
@@ -203,7 +204,7 @@ class Worker:
         if self._phase is WorkerPhase.LEAVING and self.has_left:
             events += self._leave()
         if self._clock.monotonic() >= self._reporter.due:
-            events.append(self._report())
+            events += [self._report(), *self._reporter.spout_progress()]
         rows = [] if self._phase is WorkerPhase.FAILED else self._out.take()
         jobs, now = self._jobs(), self._clock.monotonic()
         wait = min(LONGEST_WAIT, self._reporter.due - now, self._publisher.wait())
@@ -318,7 +319,7 @@ class Worker:
             intake.alignment.take_over(first, intake.accept)
             self._reporter.report_load_soon()
         self._become(WorkerPhase.OPEN)
-        return None
+        return self._reporter.spout_progress()
 
     def _close(self, command: commands.CloseTasks) -> list[Event]:
         """Close all tasks, even if one raises. Does nothing if they are closed already."""
