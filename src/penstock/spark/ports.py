@@ -29,7 +29,8 @@ class Documented:
     """A kind of listening socket of a run."""
 
     process: str
-    """``driver``: the Python process of the driver; ``jvm``: the JVM of the driver or of a Spark executor."""
+    """``driver``: the Python process of the driver; ``acker``: an acker process; ``jvm``: the JVM of the driver or
+    of a Spark executor."""
     purpose: str
     address: str
     """Address with a local master. On a cluster Spark's sockets listen on the address of the node."""
@@ -40,6 +41,7 @@ LISTENERS = (
     Documented(
         "driver", "coordinator: control connections of workers, commands", "127.0.0.1", "HMAC of the run's secret"
     ),
+    Documented("acker", "delivery.ackers=N: workers send acks", "127.0.0.1", "HMAC of the run's secret"),
     Documented("driver", "status page (--http only)", "127.0.0.1", "none; reads only"),
     Documented("jvm", "Py4J gateway", "127.0.0.1", "token of the process"),
     Documented("jvm", "Spark RPC", "127.0.0.1", "spark.authenticate"),
@@ -48,8 +50,8 @@ LISTENERS = (
         "jvm", "streaming shuffle: one for each task that sends", "127.0.0.1", "HMAC of the session's secret"
     ),
 )
-"""All TCP sockets that a run listens on. Workers do not listen. The JVM and its workers use Unix domain sockets in
-a folder of mode 0700."""
+"""All TCP sockets that a run listens on. Workers do not listen, but acker processes, which they start, do. The JVM
+and its workers use Unix domain sockets in a folder of mode 0700."""
 
 
 def shuffle_conf(one_machine: bool, local: bool) -> dict[str, str]:
