@@ -52,6 +52,22 @@ def test_a_release_takes_nodes_along_that_no_executor_is_on(tmp_path, monkeypatc
     assert f"{min(empty)} has no executor any more" in request.reason or len(empty) > 1
 
 
+def test_a_node_that_joined_too_late_to_be_used_is_released_without_a_replacement(tmp_path, monkeypatch):
+    world = World(tmp_path, spare_slots=1)
+    changes, current = world.supervisor.changes, world.supervisor.runs.current
+    world.engine.names.append("late")
+    monkeypatch.setattr(changes.placements, "on", True)
+    monkeypatch.setattr(changes.placements, "decide", lambda *_: None)
+    changes.placements.pause()
+    assert changes.placer.next(object(), current) is None
+    assert "late" in world.engine.names, "not while moves are suspended"
+    monkeypatch.setattr(changes.placements, "_paused_samples", 0)
+    assert changes.placer.next(object(), current) is None
+    assert (world.engine.names, world.engine.nodes_away) == (["0", "1"], 1)
+    assert "does not use Spark executor late" in changes.placements.decisions[-1].text
+    assert changes.placer.unused(current) == 1, "it is requested again when a node is full"
+
+
 def test_a_single_executor_moves_although_a_node_is_empty(tmp_path, monkeypatch):
     world = World(tmp_path, spare_slots=1, nodes=4)
     places = world.supervisor.runs.current.places()

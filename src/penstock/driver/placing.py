@@ -142,8 +142,11 @@ class Placer:
         if not {executor_of(node) for node in current.nodes} <= set(self._engine.nodes()):
             return ReplaceRequest(None, "a node it is on takes nothing new")
         found = self._placements.decide(self._runs.now(), sample, self.unused(current))
+        if found is None and self._placements.paused:
+            return None
         if found is None:
-            return None if self._placements.paused else self._release_empty(current)
+            self._release_unused(current)
+            return self._release_empty(current)
         if found.placement is None:
             self.take_back(found.reason, current)
             return None
@@ -179,6 +182,18 @@ class Placer:
             return None
         self._placements.note(self._runs.now(), reason)
         return request
+
+    def _release_unused(self, current: QueryRun) -> None:
+        """Release nodes on which the topology holds no slot, such as one that joined too late to be used. Nothing
+        has to be replaced for it."""
+        held = {executor_of(connection.hello.node) for connection in current.registry.slots.values()}
+        unused = set(self._engine.nodes()) - held
+        if held and unused and self._engine.can_release_nodes() and self._runs.alone():
+            self._engine.release_nodes(unused)
+            names = ", ".join(sorted(unused))
+            self._placements.note(
+                self._runs.now(), f"ERDM: the topology does not use Spark executor {names}, released"
+            )
 
     def _empty(self, current: QueryRun) -> frozenset[str]:
         """Return the nodes whose slots are all free."""
