@@ -11,9 +11,11 @@ from typing import Any
 
 from benchmarks.branches import expected, three_branches
 from benchmarks.harness import Results, median, run_parts, running, say
+from benchmarks.keyed_migration import complete_keyed
+from benchmarks.keyed_migration import expected as expected_keyed
 from benchmarks.migration_sim import measure_sim, measure_sim_grid
 
-PARTS = ("spark", "spark-grid", "sim", "sim-grid")
+PARTS = ("spark", "spark-grid", "keyed", "sim", "sim-grid")
 STRATEGIES = ("credit", "static", "migration")
 SIZES = {"500MB": 500, "1GB": 1_000, "2GB": 2_000, "5GB": 5_000}
 """Packets. Those of *Sun 2022* have 1 MB; these are a hundredth of that, and the branches ten times as fast in
@@ -21,6 +23,9 @@ packets."""
 PUBLISHED_GAIN = {"500MB": 5.1, "1GB": 13.6, "2GB": 16.0, "5GB": 15.3}
 """Percent by which migration is better than credits in *Sun 2022*."""
 ALPHAS, BETAS = (0.1, 0.3, 0.5, 0.7, 0.9), (0.3, 0.5, 0.7, 1.0, 2.0)
+KEYED_LINES = 40_000
+KEYED_FIRST_SEED = 100
+"""Not among the seeds with which the set-up was chosen."""
 RESULTS = Path("results")
 _PATIENCE = 600.0  # seconds; far more than any run needs
 
@@ -30,7 +35,7 @@ Curve = list[tuple[float, float]]
 
 def main(options: argparse.Namespace) -> int:
     """``penstock bench migration``"""
-    measures = (measure_spark, measure_spark_grid, measure_sim, measure_sim_grid)
+    measures = (measure_spark, measure_spark_grid, measure_keyed, measure_sim, measure_sim_grid)
     return run_parts("migration", dict(zip(PARTS, measures, strict=True)), options)
 
 
@@ -66,6 +71,32 @@ def measure_spark_grid(results: Results, options: argparse.Namespace) -> None:
         for beta in betas:
             seconds, _ = complete(count, 0, "migration", {"migration.alpha": alpha, "migration.beta": beta})
             results.row(where="spark", size=f"{count} packets", alpha=alpha, beta=beta, **{"migration s": seconds})
+
+
+def measure_keyed(results: Results, options: argparse.Namespace) -> None:
+    """A keyed, skewed aggregate with real work: migration against credits on the same input. The set-up (work,
+    skew, inboxes, interval) was chosen on the seeds from 0 to 9."""
+    count = KEYED_LINES // 3 if options.quick else KEYED_LINES
+    wrong, better = 0, []
+    for seed in range(KEYED_FIRST_SEED, KEYED_FIRST_SEED + (options.repeats or (1 if options.quick else 5))):
+        truth = expected_keyed(count, seed)
+        seconds, moved = {}, 0
+        for strategy in ("credit", "migration") if seed % 2 else ("migration", "credit"):
+            seconds[strategy], found, migrations = complete_keyed(count, seed, strategy, _PATIENCE)
+            wrong += sum(found.get(key) != truth[key] for key in truth) + len(found.keys() - truth.keys())
+            moved += migrations
+        better.append(100 * (1 - seconds["migration"] / seconds["credit"]))
+        results.row(
+            where="spark, keyed",
+            lines=count,
+            seed=seed,
+            **{f"{strategy} s": round(seconds[strategy], 2) for strategy in ("credit", "migration")},
+            migrations=moved,
+            **{"better than credit %": better[-1]},
+        )
+        say(f"  seed {seed}: {seconds['credit']:.1f} s, {seconds['migration']:.1f} s with {moved} migrations")
+    results.bar("migration.keyed.vs_credit", median(better), "% less time")
+    results.bar("migration.keyed.wrong", wrong, "keys with another result than a sequential run")
 
 
 def complete(count: int, seed: int, strategy: str, conf: Mapping[str, Any] | None = None) -> tuple[float, Curve]:

@@ -314,3 +314,72 @@ def _keys_of(index):
     runner = LocalRunner(builder.build("t", Settings()))
     runner.run_until_idle()
     return list(runner.component("partials")[index].counts)
+
+
+# ---- branches of several hops ------------------------------------------------------------------------------
+
+
+class Hop(BasicBolt):
+    """A node on the way from the branching point to the merge: any task may execute any tuple."""
+
+    emits_partials = True
+
+    def declare_output_fields(self, declarer):
+        declarer.declare(("key", str), ("x", float), ("n", int))
+
+    def execute(self, tup, collector):
+        collector.emit(tup)
+
+
+def long_branches(hops=2, count=COUNT, **options):
+    """Each task of the first hop sends to the task of the next with its own index, up to the merge."""
+    reduce = Reduce("key", **MERGES)
+    builder = TopologyBuilder()
+    builder.set_spout("values", Values(count), 2).set_max_rate(options.pop("rate", 10_000))
+    builder.set_bolt("hop0", Hop(), TASKS).shuffle_grouping("values")
+    for hop in range(1, hops):
+        builder.set_bolt(f"hop{hop}", Hop(), TASKS).forward_grouping(f"hop{hop - 1}")
+    builder.set_bolt("partials", reduce.partials(), TASKS).forward_grouping(f"hop{hops - 1}")
+    builder.set_bolt("total", reduce.merged(), 2).fields_grouping("partials", "key")
+    return builder.build("t", settings_with(**{"epoch_interval": 0.05, **options}))
+
+
+def test_a_branch_goes_from_the_branching_point_to_the_merge():
+    runner = LocalRunner(long_branches())
+    plan = runner.plan
+    assert plan.migratable == ("hop0",)
+    assert plan.not_migrated["hop1"] == "is a hop of the branches of 'hop0'"
+    assert plan.not_migrated["partials"] == "is a hop of the branches of 'hop1'"
+    for index in range(TASKS):
+        branch = plan.branch_of(plan.tasks_of["hop0"][index])
+        assert [plan.task[task].key for task in branch] == [f"hop0/{index}", f"hop1/{index}", f"partials/{index}"]
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize("slow", ["hop1", "partials"])
+def test_an_overloaded_node_further_down_makes_its_branch_heavy(delivery, slow):
+    """The walk goes up from the overloaded node to the branching point, where the data takes another way."""
+    count = 1500
+    runner = LocalRunner(long_branches(count=count, delivery=delivery, **QUICK))
+    slow_down(runner, slow, 1, 0.005)
+    run_until(runner, all_sent(runner))
+    text = runner.migrations.decisions[0].text
+    assert text.startswith("hop0/1 → hop0/")
+    assert {decision.component for decision in runner.migrations.decisions} == {"hop0"}
+    executed = [stats.executed for stats in runner.stats(slow)]
+    assert executed[1] < min(executed[0], executed[2])
+    slow_down(runner, slow, 1, 1.0)
+    runner.run_until_idle()
+    runner.run(0.2)
+    check(runner, count)
+    assert sum(segment.length for segment in runner.segments) > 100
+
+
+def test_a_branch_that_is_not_merged_is_not_migrated():
+    builder = TopologyBuilder()
+    builder.set_spout("values", Values(10), 1)
+    builder.set_bolt("hop0", Hop(), TASKS).shuffle_grouping("values")
+    builder.set_bolt("hop1", Hop(), TASKS).forward_grouping("hop0")
+    builder.set_bolt("whole", Whole(), TASKS).fields_grouping("hop1", "key")
+    plan = LocalRunner(builder.build("t", Settings())).plan
+    assert plan.not_migrated["hop0"] == "'whole', which reads it, does not merge partials"

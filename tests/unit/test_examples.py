@@ -237,6 +237,12 @@ def test_the_code_of_the_page_on_aggregates_runs_as_it_stands(tmp_path):
     exec(own, names)
     longest = names["Longest"]("word")
     assert longest.result(longest.merge(longest.total(["a", "abc"]), longest.total(["ab"]))) == 3
+    (owners,) = (code for code in blocks if "(KeyedAggregate)" in code)
+    exec(sales, names)
+    exec(owners, names)
+    runner = LocalRunner(names["topology_with_owners"])
+    runner.run_until_idle()
+    assert sorted(shown(runner, "shown")) == [("ann", 2, 2), ("bob", 1, 1)]
 
 
 def test_the_sink_of_the_page_on_sinks_writes_every_row_once(tmp_path):

@@ -57,6 +57,7 @@ COMMANDS = [
     commands.TakeSnapshot(3, "spouts"),
     commands.EpochCommitted(3),
     commands.SetMigrationRoutes("count", {4: 5}, 2),
+    commands.ProbeLinks(),
     commands.SetSpoutRate("words", float("inf")),
     commands.HoldTimeouts(True),
     commands.ActivateSpouts(),

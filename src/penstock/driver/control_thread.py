@@ -36,9 +36,13 @@ class ControlThread:
         self._ended.set()
 
     def _run(self) -> None:
+        for command in self._migrations.begin():
+            self._send(command)
         while not self._ended.wait(self._interval):
             try:
-                for command in self._migrations.decide(time.monotonic(), self._bus.loads()):
+                for command in self._migrations.decide(
+                    time.monotonic(), self._bus.loads(), self._bus.load().links
+                ):
                     self._send(command)
             except Exception:  # an error must not end the thread, which would freeze the routes
                 log.exception("data migration failed; it is tried again after the next interval")

@@ -59,7 +59,7 @@ class QueryRun:
         """The attempt, which no other query run of this topology has."""
         self.deployment, self.bus = deployment, bus
         self.plan, self.settings = deployment.plan, deployment.topology.settings
-        self.migrations = MigrationController(deployment.plan, self.settings)
+        self.migrations = MigrationController(deployment.plan, self.settings, self.places)
         """Decides about data migration, and has the decisions so far."""
         self.running_since = math.inf
         """When all tasks were open, on the monotonic clock. Infinite before that."""

@@ -25,6 +25,8 @@ class Kind(IntEnum):
     """Marks the end of an epoch of the sender. Carries no data."""
     LAST = 4
     """The last frame of this sender on this channel: its worker has moved to another slot."""
+    PROBE = 5
+    """One of several large frames that measure the bandwidth of the channel."""
 
 
 class Header(NamedTuple):

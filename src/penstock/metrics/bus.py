@@ -195,7 +195,7 @@ class MetricsBus:
         """The input of the load monitor, for the current query run."""
         with self._lock:
             busy = {task: stats.busy for task, stats in self._counters.newest.items()}
-            return Load(self._attempt, dict(self._loads.workers), busy)
+            return Load(self._attempt, dict(self._loads.workers), busy, dict(self._loads.links))
 
     def _start_run(self, attempt: int) -> None:
         self._counters.start_run()

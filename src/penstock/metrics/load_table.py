@@ -33,6 +33,8 @@ class WorkerState(Protocol):
     @property
     def streams(self) -> list[tuple[int, int, int, int]] | None: ...
     @property
+    def links(self) -> list[tuple[int, float]]: ...
+    @property
     def machine(self) -> Mapping[str, Any]: ...
 
 
@@ -42,9 +44,13 @@ class LoadTable:
 
     def __init__(self) -> None:
         self.workers: dict[WorkerId, WorkerLoad] = {}
+        self.links: dict[tuple[WorkerId, WorkerId], float] = {}
+        """⟨Sending worker, receiving worker⟩ → the measured bytes per second of the link."""
         self._earlier: dict[Pair, StreamCount] = {}
 
     def record(self, now: float, worker: WorkerId, report: WorkerState) -> None:
+        for source, speed in report.links:
+            self.links[WorkerId(worker.stage - 1, source), worker] = speed
         before = self.workers.get(worker)
         if report.machine:
             streams = None
@@ -67,7 +73,7 @@ class LoadTable:
     def start_run(self) -> None:
         """Add the streams of the last query run to the totals, because the counters of the next start at 0."""
         self._earlier = self.streams()
-        self.workers = {}
+        self.workers, self.links = {}, {}
 
     def add_earlier(self, pair: Pair, count: StreamCount) -> None:
         """Add the totals of a pair of tasks of the previous plan."""

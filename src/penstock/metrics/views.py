@@ -107,3 +107,5 @@ class Load:
     workers: Mapping[WorkerId, WorkerLoad]
     busy: Mapping[int, float]
     """Busy seconds of each task."""
+    links: Mapping[tuple[WorkerId, WorkerId], float] = field(default_factory=dict)
+    """⟨Sending worker, receiving worker⟩ → the measured bytes per second of the link between them."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from penstock.control.packing import PackedGroup
-from penstock.topology.groupings import Grouping, LocalOrShuffle, NoneGrouping, Shuffle
+from penstock.topology.groupings import Forward, Grouping, LocalOrShuffle, NoneGrouping, Shuffle
 from penstock.topology.streams import Stream
 
 LOCAL = (Shuffle, NoneGrouping, LocalOrShuffle)
@@ -196,6 +196,20 @@ class Plan:
         component = self.task[task].component
         fused = [edge for edge in self.edges if edge.fused and self.source_of(edge) == component]
         return tuple(sorted({target for edge in fused for target in self.targets_of(task, edge)}))
+
+    def branch_of(self, task: int) -> tuple[int, ...]:
+        """The tasks of the branch that begins with a task (Sun 2022): those to which all its tuples go, until
+        tuples of several branches meet."""
+        found = [task]
+        for each in found:
+            component = self.task[each].component
+            forward = [
+                edge for edge in self.edges if type(edge.grouping) is Forward and self.source_of(edge) == component
+            ]
+            position = self.task[each].index
+            ahead = [targets[position % len(targets)] for targets in (self.tasks_of[e.target] for e in forward)]
+            found += [other for other in (*self.fused_tasks(each), *ahead) if other not in found]
+        return tuple(found)
 
     def targets_of(self, task: int, edge: Edge) -> tuple[int, ...]:
         """The tasks to which a task of the edge's source may send tuples of the edge. On a fused edge these are

@@ -6,7 +6,7 @@ from __future__ import annotations
 from penstock.plan.fusing import Pair, find_pairs
 from penstock.topology.builder import Topology, TopologyNode
 from penstock.topology.components import BaseBolt
-from penstock.topology.groupings import Fields, LocalOrShuffle, NoneGrouping, PartialKey, Shuffle
+from penstock.topology.groupings import Fields, Forward, LocalOrShuffle, NoneGrouping, PartialKey, Shuffle
 from penstock.topology.validation import brings_together
 
 _SHARED = (Shuffle, NoneGrouping, LocalOrShuffle, Fields, PartialKey)
@@ -44,6 +44,8 @@ def _own_reason(node: TopologyNode) -> str:
     if node.fixed:
         return "is set fixed"
     for subscription in node.data_inputs:
+        if isinstance(subscription.grouping, Forward):
+            return f"is a hop of the branches of '{subscription.component}'"
         if type(subscription.grouping) not in _SHARED:
             way = f"reads '{subscription.component}' by {subscription.grouping} grouping"
             return f"{way}, so more tasks would not share the load"

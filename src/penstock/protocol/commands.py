@@ -165,6 +165,11 @@ class SetMigrationRoutes(_Command, frozen=True):
     """A command whose version is older than the newest one received is ignored."""
 
 
+class ProbeLinks(_Command, frozen=True):
+    """Send a few large frames to every worker of the next stage, which measures the bandwidth of the link by them
+    and reports it (``WorkerReport.links``)."""
+
+
 class SetSpoutRate(_Command, frozen=True):
     """Limit the rate of a spout."""
 
@@ -224,6 +229,7 @@ Command = (
     | TakeSnapshot
     | EpochCommitted
     | SetMigrationRoutes
+    | ProbeLinks
     | SetSpoutRate
     | HoldTimeouts
     | ActivateSpouts

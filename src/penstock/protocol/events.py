@@ -83,6 +83,9 @@ class WorkerReport(_Event, frozen=True):
     """Spout task → number: all its messages with a smaller number are acked, failed or timed out."""
     loop_cpu: float = 0.0
     """The part of ``cpu`` that the loop used, which runs the tasks. At one core the worker is at its limit."""
+    links: list[tuple[int, float]] = []
+    """Worker of the previous stage, and the bytes per second that the link from it carries. Empty before
+    ``ProbeLinks``."""
 
 
 class Heartbeat(_Event, frozen=True):

@@ -12,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from penstock.errors import SettingError
 from penstock.settings.fields import check_value, setting
+from penstock.settings.rates import parse_rates
 
 
 class Group:
@@ -146,8 +147,18 @@ class Migration(Group):
     recovery: float = setting(
         0.5, "", "a task gets its tuples back when its queue is filled to less than this share"
     )
+    bandwidth: str = setting(
+        "",
+        "",
+        "bytes per second of links that are not measured: COMPONENT/INDEX=RATE for a task, NODE=RATE, or "
+        "NODE>NODE=RATE, separated by commas",
+    )
 
     def _check(self) -> None:
+        try:
+            parse_rates(self.bandwidth)
+        except ValueError as error:
+            raise self._refuse("bandwidth", str(error), "For example: work/0=5e6, node1>node2=12.5e6") from None
         if not self.alpha < 1:
             raise self._refuse("alpha", "it must lie between 0 and 1", "Try 0.3.")
 

@@ -339,7 +339,7 @@ class LocalRunner:
             self._probe = self.registry.probe()
         if self._probe and self.registry.answered(self._probe):
             self._probe = 0
-            for change in self.migrations.decide(self.clock.now(), self.bus.loads()):
+            for change in self.migrations.decide(self.clock.now(), self.bus.loads(), self.bus.load().links):
                 self._command(change, None)
 
     def _in_flight(self) -> bool:

@@ -252,6 +252,11 @@ class BoltDeclarer(_Declarer):
         """Send every tuple to the task with the lowest id."""
         return self.grouping(component, groupings.Global(), stream)
 
+    def forward_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
+        """Send every tuple of the task with index i to the task with index i, modulo the number of tasks: the next
+        hop of a branch, which is migrated as a whole (``penstock plan``)."""
+        return self.grouping(component, groupings.Forward(), stream)
+
     def none_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
         """Leave the distribution to Penstock. The same as shuffle grouping."""
         return self.grouping(component, groupings.NoneGrouping(), stream)

@@ -329,8 +329,8 @@ class BaseBolt(Component):
 
     emits_partials: ClassVar[bool] = False
     """True: any task of this bolt may execute the tuples of a key, regardless of the grouping, because the bolt
-    emits partials that downstream bolts merge (``penstock.aggregates.merges``). Data is migrated only between
-    tasks of such bolts."""
+    emits partials that downstream bolts merge (``penstock.aggregates.merges``), at once or behind further bolts of
+    this kind. Data is migrated only between tasks of such bolts."""
 
     merges_partials: ClassVar[bool] = False
     """True: this bolt merges partials from any task in any order. The data of a bolt is migrated only if all its

@@ -43,6 +43,8 @@ class Targets:
     same_worker: tuple[int, ...] = ()
     same_node: tuple[int, ...] = ()
     seed: int = 0
+    source_index: int = 0
+    """The position of the source task among the tasks of its component."""
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -326,6 +328,16 @@ class Global(Grouping):
 
     def router(self, targets: Targets) -> Router:
         return _FixedRouter([0])
+
+
+class Forward(Grouping):
+    """Sends everything to the task with the same index as the source, modulo the number of targets. So the tasks
+    of both components form branches of several hops, each of which can be migrated as a whole."""
+
+    name = "forward"
+
+    def router(self, targets: Targets) -> Router:
+        return _FixedRouter([targets.source_index % len(targets)])
 
 
 class Direct(Grouping):

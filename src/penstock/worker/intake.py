@@ -14,6 +14,7 @@ from penstock.plan.model import WorkerId
 from penstock.protocol.job import Job
 from penstock.worker.alignment import Alignment
 from penstock.worker.inbox import Inbox
+from penstock.worker.link_meter import LinkMeter
 from penstock.worker.outgoing import Relay
 from penstock.worker.overload import OverloadDetectors
 from penstock.worker.parcel import Parcel
@@ -49,7 +50,8 @@ class Intake:
         self.detectors = OverloadDetectors(job.plan, settings, clock, self.inboxes)
         self.last_epoch = 0
         """The last epoch of this query run, if a marker has announced it; otherwise 0."""
-        self._id = id
+        self.links = LinkMeter()
+        self._id, self._clock = id, clock
         self._warm: set[int] = set()
         self._ended: set[int] = set()
 
@@ -88,6 +90,8 @@ class Intake:
     def _take_control(self, kind: Kind | int, source: int, epoch: int, last: bool) -> None:
         if kind == Kind.WARM:
             self._warm.add(source)
+        elif kind == Kind.PROBE:
+            self.links.arrived(source, self._clock.monotonic())
         elif kind == Kind.LAST:
             self._ended.add(source)
         elif kind == Kind.MARKER:

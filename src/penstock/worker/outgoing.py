@@ -4,16 +4,18 @@ at which waiting tuples are sent."""
 from __future__ import annotations
 
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
 from penstock.clock import Clock
-from penstock.frames.header import Header, Kind
+from penstock.frames.header import HEADER_BYTES, Header, Kind
 from penstock.plan.model import Plan, WorkerId
 from penstock.protocol.events import WorkerRouted
 from penstock.settings import Settings
+from penstock.worker.link_meter import PROBE_BYTES, PROBES
 
 Row = tuple[int, bytes | pa.Buffer | None]
 """⟨Slot of the next stage, frame⟩. None instead of a frame is a nudge, an empty row: Spark delivers a row only
@@ -55,6 +57,13 @@ class Outgoing:
         """Send a frame over every channel to the next stage, so that Spark opens it before the first tuple."""
         for worker in self._next:
             self._rows += [(worker, self._own(Kind.WARM, worker)), (worker, None)]
+
+    def probe(self) -> None:
+        """Send the frames that measure the bandwidth of every channel to the next stage."""
+        padding = os.urandom(PROBE_BYTES - HEADER_BYTES)
+        for worker in self._next:
+            self._rows += [(worker, self._own(Kind.PROBE, worker) + padding)] * PROBES
+            self._rows.append((worker, None))
 
     def route(self, worker: int, slots: list[int]) -> WorkerRouted:
         """Send rows for that worker of the next stage to ``slots`` from now on. A new slot first gets a frame

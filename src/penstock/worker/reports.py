@@ -144,6 +144,7 @@ class Reporter:
             self._skew(),
             self._settled_below(),
             time.thread_time(),
+            self._intake.links.speeds(),
         )
 
     def spout_progress(self) -> list[Event]:

@@ -229,6 +229,7 @@ def _connect(job: Job, task: int, edge: Edge, around: Surroundings) -> OutputEdg
         tuple(position for position, worker in enumerate(workers) if worker == around.worker),
         tuple(position for position, worker in enumerate(workers) if node and around.nodes.get(worker) == node),
         job.settings.seed,
+        job.plan.task[task].index,
     )
     keys = {target: job.plan.task[target].key for target in tasks}
     migratable = edge.target in job.plan.migratable

@@ -144,6 +144,7 @@ class Worker:
             commands.TakeSnapshot: epochs.take_snapshot,
             commands.EpochCommitted: lambda command: self._publisher.on_committed(command.epoch),
             commands.SetMigrationRoutes: self._set_routes,
+            commands.ProbeLinks: lambda command: self._out.probe(),
             commands.SetSpoutRate: lambda command: tasks.set_rate(command.component, command.rate),
             commands.HoldTimeouts: lambda command: tasks.hold_timeouts(command.held),
             commands.ActivateSpouts: lambda command: tasks.activate(),
