@@ -126,13 +126,18 @@ def measure_backlog(
 ) -> Outcomes:
     """Measure the systems with a full topic, since the spout's emit."""
     lines, warm_up, seconds = (200_000, 6, 6) if options.quick else (1_500_000, 15, 30)
-    kafka.create_topic("backlog")
-    command = [*_producer(kafka.bootstrap, "backlog", 0, options.text), "--lines", str(lines)]
-    subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=True)
-    pool = [len(line.split(" ")) for line in book(options.text)]
-    words = lines // len(pool) * sum(pool) + sum(pool[: lines % len(pool)])
+    words = fill_topic(kafka, "backlog", lines, options.text)
     load = Load(kafka.bootstrap, "backlog", "read", words, warm_up, seconds, PENDING)
     return take_turns("backlog", systems, repeats, lambda system, number: run(system, load), str)
+
+
+def fill_topic(kafka: KafkaServer, topic: str, lines: int, text: str | None) -> int:
+    """Create a topic with this many lines. Returns the number of words in it."""
+    kafka.create_topic(topic)
+    command = [*_producer(kafka.bootstrap, topic, 0, text), "--lines", str(lines)]
+    subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=True)
+    pool = [len(line.split(" ")) for line in book(text)]
+    return lines // len(pool) * sum(pool) + sum(pool[: lines % len(pool)])
 
 
 # ---- one run -------------------------------------------------------------------------------------------

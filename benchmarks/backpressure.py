@@ -18,6 +18,7 @@ from benchmarks.alice import measure_alice
 from benchmarks.fast_words import measure_fast_word_count
 from benchmarks.harness import Results, median, processes, run_parts, running, say
 from benchmarks.hops import APART
+from benchmarks.on_off import measure_figure_13, measure_figure_15
 from benchmarks.overload import one_branch, two_branches
 from benchmarks.series import Series, plot
 from benchmarks.words import fast_word_count
@@ -25,7 +26,7 @@ from penstock import Delivery, Flow, Settings
 from penstock.driver.handle import RunningTopology
 from penstock.spark.submit import submit
 
-PARTS = ("uneven", "burst", "overhead", "memory", "words", "alice")
+PARTS = ("uneven", "burst", "overhead", "memory", "words", "alice", "fig13", "fig15")
 MODES = ("step", "none", "spout", "credit")
 RESULTS = Path("results")
 
@@ -44,6 +45,8 @@ def main(options: argparse.Namespace) -> int:
         measure_memory,
         measure_fast_word_count,
         measure_alice,
+        measure_figure_13,
+        measure_figure_15,
     )
     return run_parts("backpressure", dict(zip(PARTS, measures, strict=True)), options)
 

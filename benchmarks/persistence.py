@@ -94,6 +94,8 @@ def measure_sleep(results: Results, options: argparse.Namespace) -> None:
                 folder = Path(root) / case.replace(" ", "-")
                 courses[case], wrong = _alone(case, folder, mrwq, warm_up, seconds)
                 _row(results, case, courses[case], wrong)
+                results.curve(f"{case}.p95", courses[case].seconds, courses[case].p95)
+                results.curve(f"{case}.worker MB", *courses[case].series("worker MB"))
                 if case == "delayed":
                     results.bar(
                         "delayed.rows_wrong", wrong, "results missing or duplicated in the store at the end"

@@ -78,7 +78,7 @@ EXPERIMENTS = (
     Experiment(
         "lu-replay",
         "Memory of the pending table with 50,000 pending tuples of 10 KB",
-        ("penstock", "bench", "delivery", "--only", "replay"),
+        ("penstock", "bench", "delivery", "--only", "replay-memory"),
         quick_seconds=30,
         full_seconds=60,
         duration="no duration in the paper",

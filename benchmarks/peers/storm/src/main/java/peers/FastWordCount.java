@@ -6,6 +6,7 @@ import java.util.Map;
 import java.util.Queue;
 import java.util.Random;
 import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.locks.LockSupport;
 import org.apache.storm.spout.SpoutOutputCollector;
 import org.apache.storm.task.OutputCollector;
 import org.apache.storm.task.TopologyContext;
@@ -21,8 +22,10 @@ import org.apache.storm.tuple.Values;
 public final class FastWordCount {
     // Options and measurements are static: LocalCluster runs every task in this JVM.
     static boolean acks;
+    static final long SLICE_NANOS = 4_000_000;
     static boolean timed; // --rate given: tuples carry their emit time
     static double rate;   // sentences per second of each spout task; 0 = as fast as possible
+    static long wordNanos; // for which a count waits after each word, as for a call to another system
     static volatile boolean measuring; // latencies are recorded only while this is set
     static final Queue<Counter> SENTENCES = new ConcurrentLinkedQueue<>(); // fully acked, or split if no acks
     static final Queue<Counter> WORDS = new ConcurrentLinkedQueue<>();
@@ -156,6 +159,7 @@ public final class FastWordCount {
         private transient HashMap<String, long[]> counts;
         private transient Counter words;
         private transient Histogram latency;
+        private long owed; // nanoseconds of waiting, saved up because short waits are inexact
 
         @Override
         public void prepare(Map<String, Object> conf, TopologyContext context, OutputCollector collector) {
@@ -173,6 +177,12 @@ public final class FastWordCount {
                 counts.put(word, count = new long[1]);
             }
             count[0]++;
+            owed += wordNanos;
+            while (owed > SLICE_NANOS) {
+                long begun = System.nanoTime();
+                LockSupport.parkNanos(owed);
+                owed -= System.nanoTime() - begun;
+            }
             words.increment();
             if (timed && measuring) {
                 latency.record(System.nanoTime() - tuple.getLong(1));
@@ -188,12 +198,15 @@ public final class FastWordCount {
     }
 
     public static void main(String[] args) throws Exception {
-        Peer peer = new Peer(args, Map.of("spouts", "1", "splits", "1", "counts", "1", "acks", "false", "rate", "0",
-                "max-pending", "5000", "warmup", "10", "seconds", "10", "tuned", "true"));
+        Map<String, String> defaults = new HashMap<>(Map.of("spouts", "1", "splits", "1", "counts", "1", "acks", "false",
+                "rate", "0", "max-pending", "5000", "warmup", "10", "seconds", "10", "tuned", "true"));
+        defaults.put("word-us", "0");
+        Peer peer = new Peer(args, defaults);
         int spouts = peer.number("spouts");
         int splits = peer.number("splits");
         int counts = peer.number("counts");
         acks = peer.flag("acks");
+        wordNanos = peer.number("word-us") * 1_000L;
         rate = Double.parseDouble(peer.text("rate")) / spouts;
         timed = rate > 0;
 
