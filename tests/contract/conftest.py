@@ -29,6 +29,13 @@ def memcached_server():
     yield from started(MemcachedServer())
 
 
+@pytest.fixture(scope="session")
+def memcached_servers():
+    """Three servers that no test stops."""
+    with MemcachedServer() as one, MemcachedServer() as two, MemcachedServer() as three:
+        yield [one, two, three]
+
+
 @pytest.fixture(scope="module")
 def postgres():
     """One server per module, because some tests kill it."""

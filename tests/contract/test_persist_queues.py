@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import shutil
 import signal
 import sqlite3
 import sys
@@ -23,7 +24,9 @@ from penstock.errors import ComponentError, EnvironmentFault, TopologyError
 from penstock.persist.dead_letters import DeadLetterRows
 from penstock.persist.embedded import EmbeddedQueue
 from penstock.persist.entries import pack
-from penstock.persist.memcached import HOLE_SECONDS, MemcachedQueue
+from penstock.persist.memcached import MemcachedQueue
+from penstock.persist.memcached_client import HOLE_SECONDS
+from penstock.persist.memory import MemoryQueue
 from penstock.persist.policy import Flushing
 from penstock.persist.processor import Processor, drained
 from penstock.persist.queues import ENTRY_BYTES, QueueUnavailable, WriterSuperseded
@@ -55,7 +58,8 @@ class Place:
     def reader(self, clock):
         """A client that waits for holes by this clock, if the kind of queue has holes."""
         client = self.open()
-        client._clock = clock
+        for each in (client, *(server.client for server in getattr(client, "_servers", ()))):
+            each._clock = clock
         return client
 
     def close(self):
@@ -88,7 +92,32 @@ def in_memcached(memcached_server):
     place.close()
 
 
-@pytest.fixture(params=["embedded", "on_redis", "in_memcached"])
+@pytest.fixture
+def over_memcacheds(memcached_servers):
+    place = Place(MemcachedQueue([server.address for server in memcached_servers]))
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def copied_in_memcacheds(memcached_servers):
+    place = Place(MemcachedQueue([server.address for server in memcached_servers], copies=2))
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def in_memory(tmp_path):
+    place = Place(MemoryQueue(), tmp_path)
+    yield place
+    place.close()
+    for client in place._clients:
+        shutil.rmtree(client._folder.parent, ignore_errors=True)
+
+
+@pytest.fixture(
+    params=["embedded", "in_memory", "on_redis", "in_memcached", "over_memcacheds", "copied_in_memcacheds"]
+)
 def place(request):
     return request.getfixturevalue(request.param)
 
@@ -199,7 +228,7 @@ def test_releasing_never_goes_back(place):
         client.release(positions(found)[5])
         client.rewind()
         assert entries(drain(client)) == [b"6", b"7"]
-    place.open().release(positions(found)[6])  # by a client that has read nothing
+    one.release(positions(found)[6])
     one.release(positions(found)[5])
     assert entries(drain(place.open())) == [b"7"]
     one.release(positions(found)[7])

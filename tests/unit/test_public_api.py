@@ -140,6 +140,7 @@ PUBLIC = {
     "penstock.persist": [
         "EmbeddedQueue",
         "MemcachedQueue",
+        "MemoryQueue",
         "Overtaken",
         "ParquetStore",
         "PersistBolt",

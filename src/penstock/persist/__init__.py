@@ -8,6 +8,7 @@ store when the flush period has passed or enough rows are waiting.
 from penstock.persist.bolt import PersistBolt
 from penstock.persist.embedded import EmbeddedQueue
 from penstock.persist.memcached import MemcachedQueue
+from penstock.persist.memory import MemoryQueue
 from penstock.persist.parquet import ParquetStore
 from penstock.persist.postgres import PostgresStore
 from penstock.persist.queues import PersistentQueue
@@ -18,6 +19,7 @@ from penstock.persist.stores import Overtaken, Store, StoreClient, StoreUnavaila
 __all__ = [
     "EmbeddedQueue",
     "MemcachedQueue",
+    "MemoryQueue",
     "Overtaken",
     "ParquetStore",
     "PersistBolt",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,9 +34,10 @@ class PersistBolt(StagedSink):
     (*Lu 2020*, section 4.4, algorithm 3).
 
     ``store`` is the destination: ``SQLiteStore``, ``PostgresStore``, ``ParquetStore`` or your own. ``queue`` holds
-    the results until they are written: ``EmbeddedQueue`` (on a local disk, the default), ``RedisQueue`` or
-    ``MemcachedQueue``. The processor writes ``flush_every`` seconds after its last write, or when ``flush_rows``
-    rows are waiting. Results with the same key are written in the order in which they were put.
+    the results until they are written: ``EmbeddedQueue`` (on a local disk, the default), ``RedisQueue``,
+    ``MemoryQueue`` or ``MemcachedQueue``. The processor writes ``flush_every`` seconds after its last write, or
+    when ``flush_rows`` rows are waiting. Results with the same key are written in the order in which they were
+    put.
 
     While the queue is full (its ``max_bytes``) or unavailable, the bolt accepts no tuples, and backpressure slows
     down the topology. While the store is unavailable, or a call of it takes longer than ``timeout`` seconds, the
@@ -79,6 +81,15 @@ class PersistBolt(StagedSink):
         self._flush_every, self._flush_rows = flush_every, flush_rows
         self._timeout, self._drain_for = timeout, drain_for
         self._dead_letters = None if dead_letters is None else os.path.abspath(dead_letters)
+
+    def cautions(self, where: str, delivery: str) -> Sequence[str]:
+        if delivery == "exactly_once" and not self._queue.exactly_once:
+            raise TopologyError(
+                where,
+                f"its queue, {self._queue}, cannot keep exactly-once delivery: {self._queue.volatile}",
+                "Use EmbeddedQueue or RedisQueue, or at_least_once.",
+            )
+        return [f"results wait {self._queue}: {self._queue.volatile}."] if self._queue.volatile else []
 
     # -- the task
 
@@ -242,6 +253,8 @@ class PersistBolt(StagedSink):
             rows.append(("dead letters", status.rejected))
         if status.lost:
             rows.append(("entries lost by the queue", status.lost))
+        if self._queue.volatile:
+            rows.append(("caution", self._queue.volatile))
         if status.warning:
             rows.append(("warning", status.warning))
         self.context.publish(rows)
@@ -251,6 +264,17 @@ class PersistBolt(StagedSink):
                     f"{self.where}, {self._target}",
                     f"it refused {status.rejected - self._shown.rejected} rows",
                     f"See them with: penstock dlq list --topology {self.context.topology}.",
+                )
+            )
+        if status.lost > self._shown.lost:
+            lost = status.lost - self._shown.lost
+            self.context.report(
+                ComponentError(
+                    self.where,
+                    f"the queue {self._queue} has lost {lost} entries: their results were acknowledged and will "
+                    "not be in the store",
+                    "Compute them again if they matter. EmbeddedQueue and RedisQueue lose none, and "
+                    "MemcachedQueue with copies=2 loses none when one server dies.",
                 )
             )
         self._shown = status

@@ -34,9 +34,11 @@ class Patience:
     attempts: int = 0
     until: float = float("-inf")
     """The time before which no attempt is made."""
+    first: float = _FIRST_PAUSE
+    longest: float = _LONGEST_PAUSE
 
     def failed(self, now: float) -> None:
-        self.until = now + min(_FIRST_PAUSE * 2.0**self.attempts, _LONGEST_PAUSE)
+        self.until = now + min(self.first * 2.0**self.attempts, self.longest)
         self.attempts += 1
 
     def succeeded(self) -> None:

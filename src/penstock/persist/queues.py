@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from penstock.errors import ComponentError
 
@@ -30,6 +31,15 @@ class PersistentQueue(ABC):
     max_bytes: int
     """The number of bytes that may wait. The bolt accepts no tuples above it; each writer may exceed it by one
     entry."""
+
+    exactly_once: ClassVar[bool] = True
+    """False: a ``PersistBolt`` with this queue is refused with exactly-once delivery."""
+
+    @property
+    def volatile(self) -> str:
+        """What loses acknowledged results, as the end of a sentence for people. Empty: nothing that the queue
+        outlives."""
+        return ""
 
     @abstractmethod
     def check(self, where: str, folder: str) -> None:

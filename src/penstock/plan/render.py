@@ -41,6 +41,8 @@ def as_text(topology: Topology, plan: Plan) -> str:
     lines += ["", "scaling"]
     bolts = [node.id for node in topology.nodes.values() if not node.is_spout]
     lines += _reasons({bolt: why_fixed(topology, bolt) for bolt in bolts})
+    if cautions := list(topology.cautions()):
+        lines += ["", "cautions", *(f"  {component:<16} {text}" for component, text in cautions)]
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 
 from penstock.driver.coordinator import Coordinator
@@ -20,6 +21,8 @@ from penstock.spark.session import open_session, reachable_address
 from penstock.state import savepoints
 from penstock.state.store import StateStore
 from penstock.topology.builder import Topology
+
+log = logging.getLogger("penstock.driver")
 
 
 def submit(
@@ -41,6 +44,8 @@ def submit(
     same state directory; with ``take_over`` that driver is ended instead.
     """
     settings = topology.settings
+    for component, text in topology.cautions():
+        log.warning("component '%s': %s", component, text)
     check_message_board(settings.flow.board, settings.flow.mode)
     if savepoint:
         _check_savepoint(topology, savepoint)

@@ -78,6 +78,15 @@ class Topology:
             if (subscription.component, subscription.stream) == (stream.component, stream.name)
         ]
 
+    def cautions(self) -> list[tuple[str, str]]:
+        """What users should know before the topology runs: ⟨component, sentence⟩."""
+        guarantee = self.settings.delivery.guarantee
+        return [
+            (node.id, text)
+            for node in self.nodes.values()
+            for text in node.component.cautions(f"component '{node.id}'", guarantee)
+        ]
+
     def scaled(self, parallelism: Mapping[str, int]) -> Topology:
         """Return a validated copy in which the named bolts have the given number of executors.
 

@@ -229,6 +229,12 @@ class Component(ABC):
         """Declare each stream that this component emits on. Called once, on the driver, while the topology is
         built."""
 
+    def cautions(self, where: str, delivery: str) -> Sequence[str]:
+        """What users should know before the topology runs with this delivery guarantee, as sentences; shown by
+        ``penstock plan`` and in the log at the start. Raises ``TopologyError`` if the component cannot keep the
+        guarantee; ``where`` names the component. Called on the driver while the topology is built."""
+        return ()
+
     def before_snapshot(self) -> None:  # noqa: B027 - most components keep their state in context.state at all times
         """Write everything that must survive into ``context.state``. Called immediately before a snapshot of the
         task's state."""

@@ -42,6 +42,7 @@ def validate(topology: Topology) -> None:
     checks = (_named, _has_spout, _plain_functions, _signatures, _subscriptions, _reads, _reachable, _acyclic)
     for check in (*checks, _plain_without_ticks, _partials_meet, _keys_meet):
         check(topology)
+    topology.cautions()  # raises for a component that cannot keep the delivery guarantee
 
 
 def _named(topology: Topology) -> None:
