@@ -10,7 +10,7 @@ TWO := -n 2 $(FILES)
 # Tests call fsync thousands of times, which takes 4 ms on a slow disk: without Spark their files are in memory, where 4 GB are free.
 MEMORY := $(shell [ -w /dev/shm ] && [ "$$(df --output=avail /dev/shm | tail -1)" -gt 4000000 ] && echo TMPDIR=/dev/shm)
 
-.PHONY: demo test lint docs unit on-spark integration on-cluster faults fault chaos bench reproduce jar native kafka setup clean lock help
+.PHONY: demo test lint docs unit on-spark integration on-cluster stores faults fault chaos bench reproduce jar native kafka setup clean lock help
 
 demo: .venv/ready  ## run the word count and watch it
 	$(BIN)/penstock run examples/word_count.py --seconds $(DEMO_SECONDS)
@@ -41,6 +41,9 @@ integration: .venv/ready  ## starts Spark
 
 on-cluster: .venv/ready  ## delivery and flow control on a cluster of two nodes; needs root; five minutes
 	$(BIN)/pytest --cluster tests/integration/test_guarantees.py tests/integration/test_flow.py
+
+stores: .venv/ready  ## tests of Cassandra and HBase as real servers; needs Maven the first time, 1.5 GB of memory, four minutes
+	$(BIN)/pytest --durations 10 tests/stores
 
 faults: .venv/ready  ## fault tests, short form (`make fault` runs all seeds)
 	$(BIN)/pytest $(TWO) tests/fault

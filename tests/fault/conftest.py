@@ -128,6 +128,12 @@ def memcached():
     yield from started(MemcachedServer())
 
 
+@pytest.fixture
+def memcacheds():
+    with MemcachedServer() as one, MemcachedServer() as two, MemcachedServer() as three:
+        yield [one, two, three]
+
+
 @pytest.fixture(scope="session")
 def kafka():
     """A Kafka broker. A test that kills it starts it again."""

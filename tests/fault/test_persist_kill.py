@@ -146,6 +146,58 @@ def test_a_crash_of_memcached_loses_only_what_was_in_it(
     assert run.lost > 0, run.story()
 
 
+@pytest.mark.seeds(2, 8)
+def test_one_memcached_of_three_dies_and_nothing_is_lost_with_two_copies(
+    tmp_path, campaign, seed, make_table, memcacheds
+):
+    """One server at a time, once the results that waited in the one before are in the store again on two."""
+    delivery = ["at_least_once", "exactly_once"][seed % 2]
+    queue = MemcachedQueue([server.address for server in memcacheds], copies=2)
+    servers = {f"memcached {number}": server for number, server in enumerate(memcacheds)}
+    with PersistRun(tmp_path, 1250 + seed, delivery, queue, make_table(), slow=True, servers=servers) as run:
+        run.await_acks(200)
+        strikes = [("memcached 0",), ("worker",), ("memcached 1", "processor"), ("processor",), ("memcached 2",)]
+        run.random.shuffle(strikes)
+        for strike in strikes:
+            run.wait_a_while()
+            run.strike(*strike)
+            run.recovered()
+            run.await_("the servers to be used again", lambda: not run.status().get("warning"))
+        run.finish()
+    assert run.lost == 0, run.story()
+    passed(run, campaign)
+
+
+@pytest.mark.seeds(1, 4)
+def test_one_memcached_of_three_dies_and_only_what_was_in_it_is_lost_and_counted(
+    tmp_path, campaign, seed, make_table, memcacheds
+):
+    delivery = ["at_least_once", "exactly_once"][seed % 2]
+    queue = MemcachedQueue([server.address for server in memcacheds])
+    table = make_table()
+    with PersistRun(tmp_path, 1270 + seed, delivery, queue, table, servers={"memcached": memcacheds[1]}) as run:
+        run.await_acks(200)
+        run.await_("a processor", run.processors)
+        with stopped(*run.processors()):
+            run.await_acks(3000)  # part of them are on that server now
+            memcacheds[1].kill()
+            run.await_acks(1000)  # the others take what comes
+        acks = run.acks()
+        run.await_("rows of the others", lambda: len(table.rows()) > acks)
+        assert "does not answer" in run.status()["warning"], run.story()
+        memcacheds[1].start()
+        run.await_("the server to be used again", lambda: not run.status().get("warning"))
+        run.await_acks(1000)
+        run.faults.append(["persist kill memcached of three", None])
+        run.finish()
+    stored = {(n, start) for n, _, start in table.rows()} | set(run.dead_letters())
+    acked = {(n, start) for start, n in run.oracle.read()}
+    missing = acked - stored
+    assert 0 < len(missing) < 4000
+    assert run.lost > 0, run.story()
+    passed(run, campaign, lost=missing)
+
+
 def content(queue):
     """⟨n, start⟩ of the rows in a queue."""
     with contextlib.closing(queue.open("persisted/sink", "")) as client:

@@ -138,7 +138,9 @@ PUBLIC = {
         "explain",
     ],
     "penstock.persist": [
+        "CassandraStore",
         "EmbeddedQueue",
+        "HBaseStore",
         "MemcachedQueue",
         "MemoryQueue",
         "Overtaken",
@@ -177,6 +179,8 @@ PUBLIC = {
         "run_spout",
     ],
     "penstock.testing.servers": [
+        "CassandraServer",
+        "HBaseServer",
         "KafkaServer",
         "MemcachedServer",
         "PostgresServer",

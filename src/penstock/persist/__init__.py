@@ -6,7 +6,9 @@ store when the flush period has passed or enough rows are waiting.
 """
 
 from penstock.persist.bolt import PersistBolt
+from penstock.persist.cassandra import CassandraStore
 from penstock.persist.embedded import EmbeddedQueue
+from penstock.persist.hbase import HBaseStore
 from penstock.persist.memcached import MemcachedQueue
 from penstock.persist.memory import MemoryQueue
 from penstock.persist.parquet import ParquetStore
@@ -17,7 +19,9 @@ from penstock.persist.sqlite import SQLiteStore
 from penstock.persist.stores import Overtaken, Store, StoreClient, StoreUnavailable
 
 __all__ = [
+    "CassandraStore",
     "EmbeddedQueue",
+    "HBaseStore",
     "MemcachedQueue",
     "MemoryQueue",
     "Overtaken",

@@ -6,7 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.testing.servers.cassandra import CassandraServer
     from penstock.testing.servers.cluster import SparkCluster
+    from penstock.testing.servers.hbase import HBaseServer
     from penstock.testing.servers.kafka import KafkaServer
     from penstock.testing.servers.memcached import MemcachedServer
     from penstock.testing.servers.postgres import PostgresServer
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 # Imported on first use, because each needs other programs and client libraries.
 _HOMES = {
+    "CassandraServer": "penstock.testing.servers.cassandra",
+    "HBaseServer": "penstock.testing.servers.hbase",
     "KafkaServer": "penstock.testing.servers.kafka",
     "MemcachedServer": "penstock.testing.servers.memcached",
     "PostgresServer": "penstock.testing.servers.postgres",
@@ -24,6 +28,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "CassandraServer",
+    "HBaseServer",
     "KafkaServer",
     "MemcachedServer",
     "PostgresServer",

@@ -116,6 +116,7 @@ class Server(ABC):
     title: ClassVar[str]
     noun: ClassVar[str] = "server"
     ports: ClassVar[int] = 1
+    start_seconds: ClassVar[float] = _START_SECONDS
 
     def __init__(self, folder: str | Path | None = None) -> None:
         """``folder`` keeps the data after ``close``; without it the data is in a temporary folder."""
@@ -153,13 +154,13 @@ class Server(ABC):
         if self._process.started:
             return
         self._process.launch(self._command())
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + self.start_seconds
         while self._process.alive and time.monotonic() < deadline:
             with contextlib.suppress(OSError):
                 if self._answers():
                     return
             time.sleep(_POLL_INTERVAL)
-        reason = self._process.first_error() or f"no answer within {_START_SECONDS:.0f} s"
+        reason = self._process.first_error() or f"no answer within {self.start_seconds:.0f} s"
         self.kill()
         raise self._fault(
             f"the {self.noun} did not start: {reason}",
@@ -211,6 +212,12 @@ class Server(ABC):
         with socket.create_connection(("127.0.0.1", self._port), 1.0) as link:
             link.sendall(question)
             return link.makefile("rb").read()
+
+    def _exchange(self, question: bytes, size: int) -> bytes:
+        """Send bytes and return the first ``size`` bytes of the answer."""
+        with socket.create_connection(("127.0.0.1", self._port), 1.0) as link:
+            link.sendall(question)
+            return link.makefile("rb").read(size)
 
 
 def free_ports(count: int) -> list[int]:
