@@ -28,7 +28,7 @@ settings.load_profile("penstock")
 
 # Seconds per test with its fixtures, on two slow, shared cores. A server that is downloaded on first use needs
 # minutes. ``pyproject.toml`` has the limit of all other tests.
-_LIMITS = {"contract": 300, "consistency": 300, "integration": 300, "fault": 600}
+_LIMITS = {"contract": 300, "stores": 300, "consistency": 300, "integration": 300, "fault": 600}
 _FULL_LIMIT = 3600  # seconds, for a fault test with a long list of faults
 _GRACE = 60  # seconds after the limit until a process whose main thread does not react to signals is killed
 

@@ -1,7 +1,9 @@
 """The bolt with its real queue, processor and store, in a topology on simulated time. The processor is a separate
 process: a test that needs its work done closes the bolt, which drains the queue."""
 
+import dataclasses
 import os
+import shutil
 import signal
 import sqlite3
 import time
@@ -12,10 +14,22 @@ import pytest
 from penstock import Delivery, Lifecycle, Settings, Spout, TopologyBuilder
 from penstock.cli.main import main
 from penstock.errors import ComponentError, LoadError, SinkRefused, TopologyError
-from penstock.persist import EmbeddedQueue, ParquetStore, PersistBolt, SQLiteStore, Store
+from penstock.persist import (
+    EmbeddedQueue,
+    MemcachedQueue,
+    MemoryQueue,
+    ParquetStore,
+    PersistBolt,
+    SQLiteStore,
+    Store,
+)
 from penstock.persist.keeper import Keeper
+from penstock.persist.processor import ProcessorStatus
+from penstock.persist.queues import QueueUnavailable
 from penstock.persist.spec import ProcessorSpec, load_from_folder
 from penstock.persist.stores import StoreClient, StoreUnavailable
+from penstock.plan.planner import make_plan
+from penstock.plan.render import as_text
 from penstock.testing import LocalRunner
 from tests.helpers import settings_with
 
@@ -403,3 +417,84 @@ def _wait(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def topology_with(queue, tmp_path, delivery):
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Numbers(1))
+    builder.set_bolt("persist", PersistBolt(sqlite(tmp_path), queue)).fields_grouping("numbers", "word")
+    return builder.build("shop", settings_with(delivery=delivery, state_dir=str(tmp_path / "state")))
+
+
+def test_a_queue_in_the_machine_s_memory_is_refused_with_exactly_once_delivery(tmp_path):
+    with pytest.raises(TopologyError) as caught:
+        topology_with(MemoryQueue(), tmp_path, "exactly_once")
+    assert str(caught.value) == (
+        "component 'persist': its queue, in the memory of the machine, cannot keep exactly-once delivery: if the "
+        "machine crashes or restarts, what waits in its memory is lost. Use EmbeddedQueue or RedisQueue, or "
+        "at_least_once."
+    )
+
+
+@pytest.mark.parametrize(
+    ("queue", "says"),
+    [
+        (
+            MemoryQueue(),
+            "results wait in the memory of the machine: if the machine crashes or restarts, what waits in its "
+            "memory is lost.",
+        ),
+        (
+            MemcachedQueue("a:1"),
+            "results wait in memcached at a:1: if a server of memcached dies, what waits in it is lost.",
+        ),
+        (
+            MemcachedQueue(["a:1", "b:1"], copies=2),
+            "results wait in memcached at a:1, b:1, 2 copies of each entry: if 2 servers of memcached die at a "
+            "time, what waits in them is lost.",
+        ),
+        (EmbeddedQueue(), ""),
+    ],
+    ids=str,
+)
+def test_the_plan_says_what_loses_results(queue, says, tmp_path):
+    topology = topology_with(queue, tmp_path, "at_least_once")
+    assert topology.cautions() == ([("persist", says)] if says else [])
+    text = as_text(topology, make_plan(topology))
+    assert ("cautions" in text) == bool(says)
+    assert says in text
+
+
+def test_what_the_queue_has_lost_is_said_and_counted(start, tmp_path):
+    runner = start(PersistBolt(sqlite(tmp_path), MemoryQueue()), count=1)
+    bolt = runner.component("persist")[0]
+    shown = []
+    bolt.context = dataclasses.replace(bolt.context, publish=shown.append)
+    bolt._show(ProcessorStatus(lost=3))
+    bolt._show(ProcessorStatus(lost=3))
+    assert ("entries lost by the queue", 3) in shown[-1]
+    assert ("caution", MemoryQueue().volatile) in shown[-1]
+    (error,) = map(str, runner.errors)
+    assert error.partition(": ")[2] == (
+        "the queue in the memory of the machine has lost 3 entries: their results were acknowledged and will not "
+        "be in the store. Compute them again if they matter. EmbeddedQueue and RedisQueue lose none, and "
+        "MemcachedQueue with copies=2 loses none when one server dies."
+    )
+    shutil.rmtree(bolt._writer.client._folder.parent)
+
+
+def test_a_queue_in_memory_is_read_on_one_machine_only(tmp_path, monkeypatch):
+    here = MemoryQueue().open("t/persist", str(tmp_path))
+    incarnation = here.register("persist/0")
+    here.put([b"a"], "persist/0", incarnation)
+    here.id()  # of the processor, which claims the queue
+    assert here.warning == ""
+    monkeypatch.setattr("penstock.persist.memory._machine", lambda: "elsewhere boot")
+    there = MemoryQueue().open("t/persist", str(tmp_path))
+    for ask in (lambda: there.register("persist/1"), there.waiting):
+        with pytest.raises(QueueUnavailable, match=r"and this worker runs on elsewhere\. Use EmbeddedQueue"):
+            ask()
+    there.id()  # a processor there
+    assert "it is in the memory of elsewhere now and was in that of" in there.warning
+    assert there.register("persist/1")
+    shutil.rmtree(here._folder.parent)

@@ -188,6 +188,7 @@ def test_of_a_key_whose_row_was_refused_the_others_are_tried():
     rows, _ = fitting(words(("a", 1), ("b", 2), ("a", 3), ("c", 4), ("a", 5)), [None, None], ["word"])
     again = _others_of_their_keys(rows, ["word"], [4, 3])
     assert again["count"].to_pylist() == [1, 3]
+    assert _others_of_their_keys(rows, ["word"], []).num_rows == 0
 
 
 # -- HBase

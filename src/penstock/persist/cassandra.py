@@ -138,10 +138,10 @@ class CassandraClient(FencedClient):
         pending, rejected = fitting(rows, kinds, self._store.key)
         for turn in range(_SPACING):
             refused = self._send(insert, last_of_each(pending, self._store.key), version + turn)
-            if not refused:
-                break
             rejected += refused
             pending = _others_of_their_keys(pending, self._store.key, [each.row for each in refused])
+            if not pending.num_rows:
+                break
         return sorted(rejected, key=lambda each: each.row)
 
     def close(self) -> None:
@@ -310,7 +310,8 @@ def _others_of_their_keys(rows: pa.Table, key: Sequence[str], refused: Sequence[
     keys = list(zip(*(rows[name].to_pylist() for name in key), strict=True))
     numbers = rows[_ROW].to_pylist()
     wanted = {each for each, number in zip(keys, numbers, strict=True) if number in taken}
-    return rows.take([at for at, each in enumerate(keys) if each in wanted and numbers[at] not in taken])
+    places = [at for at, each in enumerate(keys) if each in wanted and numbers[at] not in taken]
+    return rows.take(pa.array(places, pa.int64()))
 
 
 def quoted(name: str) -> str:

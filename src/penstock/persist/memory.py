@@ -86,7 +86,6 @@ class MemoryClient(EmbeddedClient):
 
     def _look(self) -> None:
         """Raise ``QueueUnavailable`` if the processor reads the memory of another machine."""
-        self._looked = time.monotonic()
         claim = self._claim()
         if claim and claim.partition(" ")[0] != self._machine.partition(" ")[0]:
             raise QueueUnavailable(
@@ -95,6 +94,7 @@ class MemoryClient(EmbeddedClient):
                 f"{self._machine.partition(' ')[0]}",
                 "Use EmbeddedQueue, RedisQueue or MemcachedQueue for several machines.",
             )
+        self._looked = time.monotonic()
 
     def _claim(self) -> str:
         if self._shared is None or _CLAIM not in self._shared.list():
