@@ -10,6 +10,10 @@ The commit of epoch n. The names in parentheses are the crash points of the faul
 2. With exactly-once delivery, a worker waits for marker n from all workers of the previous stage and finishes all
    tuples of epoch n. Then it stores the dead letters of the epoch, asks its sinks to prepare their output of the
    epoch, snapshots the state of its tasks and forwards the marker (``snapshotted``).
+   If the epoch takes longer than ``delivery.overtake_after``, or a change of the running topology waits for it,
+   the driver sends ``EndEpoch`` to all workers, and the marker overtakes the tuples that wait: each worker does
+   the rest of this step at once. What was overtaken, here or later by the marker of the previous stage, is
+   written in step 3 (``worker.overtaking``).
 3. Each worker writes its snapshot files to the state directory in the background (``written``), and then sends
    ``SnapshotWritten`` to the driver with the names of the files and the tokens of the prepared output
    (``reported``).
@@ -28,19 +32,28 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable
 
-from penstock.driver.epochs import Abandon, EpochKeeper, Instruction, SnapshotBolts, StartCommit, WriteManifest
+from penstock.driver.epochs import (
+    Abandon,
+    EpochKeeper,
+    Instruction,
+    Overtake,
+    SnapshotBolts,
+    StartCommit,
+    WriteManifest,
+)
 from penstock.errors import StateError, StateRemoved, Superseded
 from penstock.faults import CrashPoint
 from penstock.plan.model import Plan, WorkerId
 from penstock.protocol.commands import Command, EndEpoch, EpochCommitted, TakeSnapshot
 from penstock.protocol.events import EpochPublished, Event, SnapshotFailed, SnapshotWritten, SpoutsSnapshotted
-from penstock.protocol.task_states import SavedTask
+from penstock.protocol.task_states import OvertakenTuples, SavedTask
 from penstock.state import manifest as manifests
 from penstock.state.generations import Ownership
-from penstock.state.manifest import Manifest, TaskEntry
+from penstock.state.manifest import Manifest, Overtaken, OvertakenEntry, TaskEntry
 from penstock.state.store import StateStore, is_missing
 
 log = logging.getLogger("penstock.commits")
@@ -99,10 +112,11 @@ class Commits:
         send: Callable[[Command, WorkerId | None], None],
         crash: CrashPoint,
         published: int = 0,
+        overtake_after: float = math.inf,
     ) -> None:
         """``committed``: the epoch that the query run starts from. ``published``: the newest epoch that is known
         to be published at that time. Sinks may still have to publish the output that an earlier query run
-        prepared, so it may be less than ``committed``."""
+        prepared, so it may be less than ``committed``. ``overtake_after``: see ``EpochKeeper``."""
         self.committed = committed
         """The newest epoch that has a manifest."""
         self.committed_at: float | None = None
@@ -128,6 +142,7 @@ class Commits:
             committed,
             interval,
             published,
+            overtake_after,
         )
 
     @property
@@ -156,18 +171,23 @@ class Commits:
         commit = self.newest + 1
         return commit, commit if self._delivery == "exactly_once" else self._ended + 1
 
-    def start_commit(self, now: float, last: bool = False, moves: bool = False) -> bool:
+    def start_commit(
+        self, now: float, last: bool = False, moves: bool = False, patience: float = math.inf
+    ) -> bool:
         """Begin the next epoch now. Returns False if too many epochs are in progress.
 
         ``last``: this is the last epoch of the query run. Workers write only what has changed, and the next query
-        run removes old snapshots. ``moves``: a worker moves to another process with this commit.
+        run removes old snapshots. ``moves``: a worker moves to another process with this commit. ``patience``: see
+        ``EpochKeeper.start_commit``.
         """
-        instructions = self._keeper.start_commit(now)
-        self._last = self._last or (last and bool(instructions))
-        if moves and instructions:
+        before = self.newest
+        instructions = self._keeper.start_commit(now, patience)
+        begun = self.newest > before
+        self._last = self._last or (last and begun)
+        if moves and begun:
             self._moves = self.newest
         self._execute(instructions)
-        return bool(instructions)
+        return begun
 
     def handle(self, worker: WorkerId, event: Event) -> None:
         """Handle a worker's event about an epoch. Raises ``Superseded`` or ``StateRemoved`` if the event completes
@@ -176,7 +196,7 @@ class Commits:
             case SpoutsSnapshotted():
                 self.spouts_snapshotted(worker, event.epoch)
             case SnapshotWritten():
-                self.snapshot_written(worker, event.epoch, event.tasks)
+                self.snapshot_written(worker, event.epoch, event.tasks, event.overtaken)
             case SnapshotFailed():
                 self.snapshot_failed(worker, event.epoch, event.error)
             case EpochPublished():
@@ -185,8 +205,14 @@ class Commits:
     def spouts_snapshotted(self, worker: WorkerId, epoch: int) -> None:
         self._execute(self._keeper.spouts_snapshotted(worker, epoch))
 
-    def snapshot_written(self, worker: WorkerId, epoch: int, tasks: dict[str, SavedTask]) -> None:
-        self._execute(self._keeper.snapshot_written(worker, epoch, tasks))
+    def snapshot_written(
+        self,
+        worker: WorkerId,
+        epoch: int,
+        tasks: dict[str, SavedTask],
+        overtaken: dict[str, OvertakenTuples] | None = None,
+    ) -> None:
+        self._execute(self._keeper.snapshot_written(worker, epoch, tasks, overtaken))
 
     def snapshot_failed(self, worker: WorkerId, epoch: int, error: str) -> None:
         self._execute(self._keeper.snapshot_failed(worker, epoch, error))
@@ -215,6 +241,10 @@ class Commits:
                 for worker in self._first_stage:
                     self._send(message, worker)
                 self._crash("announced", instruction.epoch)
+            elif isinstance(instruction, Overtake):
+                last = self._last and instruction.epoch == self.newest
+                self._send(EndEpoch(instruction.epoch, last, overtakes=True), None)
+                self._crash("overtaken", instruction.epoch)
             elif isinstance(instruction, SnapshotBolts):
                 self._send(TakeSnapshot(instruction.epoch, "bolts", self._last), None)
                 if instruction.epoch == self._moves:  # with exactly-once delivery every epoch ends in this way
@@ -288,7 +318,19 @@ class Commits:
             entries,
             {component: len(tasks) for component, tasks in self._plan.tasks_of.items()},
             dead_letters,
+            self._overtaken(commit.overtaken),
         )
+
+    def _overtaken(self, tuples: dict[str, OvertakenTuples]) -> Overtaken | None:
+        if not tuples:
+            return None
+        streams = [
+            (stream.component, stream.name, [(field.name, str(field.type)) for field in stream.fields])
+            for stream in self._plan.streams
+        ]
+        tasks = [task.key for task in sorted(self._plan.tasks, key=lambda task: task.id)]
+        entries = {key: OvertakenEntry(list(each.parts), list(each.streams)) for key, each in tuples.items()}
+        return Overtaken(streams, tasks, entries)
 
     def _find_origin(self) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]]:
         if self._origin is None:

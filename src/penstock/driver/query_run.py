@@ -185,7 +185,7 @@ class QueryRun:
     def _open(self) -> None:
         state = self.deployment.state
         self.epochs.epoch, self.opened = state.epoch, True
-        self.registry.open(state.generation, state.epoch, state.tasks())
+        self.registry.open(state.generation, state.epoch, state.tasks(), state.waiting())
 
     def _ready(self) -> str:
         return f"{sum(worker.ready for worker in self.registry.workers.values())} of {self.plan.workers} opened"

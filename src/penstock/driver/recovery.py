@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 
 from penstock.driver.commits import forget_published, read_published, write_published
+from penstock.driver.overtaken import check_waiting
 from penstock.errors import StateError
 from penstock.plan.model import Plan, Task
 from penstock.plan.owners import owner_rule, why_not_rescaled
@@ -20,7 +21,7 @@ from penstock.protocol.task_states import Chains, InheritedTask, SavedTask, Task
 from penstock.state import manifest as manifests
 from penstock.state import savepoints
 from penstock.state.generations import Ownership
-from penstock.state.manifest import Manifest, TaskEntry
+from penstock.state.manifest import Manifest, Overtaken, TaskEntry
 from penstock.state.store import StateStore
 from penstock.storage.start_record import START_FILE
 from penstock.topology.builder import Topology
@@ -67,6 +68,7 @@ class StateDirectory:
             self.owner.check(self.store)
         known = published if found is None else max(published, self._known_published(found))
         checked = None if found is None else self._check_manifest(found, published, known)
+        self._check_waiting(found)
         self._start_generation(found, generation, known)
         self._manifest = checked
         self.published = self.epoch if self.epoch <= known else 0
@@ -122,6 +124,10 @@ class StateDirectory:
             return {}
         return {task.key: self._entry(manifest, task) for task in self._plan.tasks}
 
+    def waiting(self) -> Overtaken | None:
+        """The tuples that the tasks process before all others. None if there are none."""
+        return None if self._manifest is None or not self._manifest.epoch else self._manifest.overtaken
+
     def fall_back(self, error: str) -> None:
         """Make the next ``recover`` start from the previous committed epoch. Called when the snapshots of the
         current one cannot be read; ``error`` says why.
@@ -168,6 +174,7 @@ class StateDirectory:
         self.store.check_owner()
         found = savepoints.find(savepoint)
         self._check_manifest(found, 0, 0)
+        self._check_waiting(found)
         savepoints.verify(savepoint, found)  # before a running driver loses the directory to this one
         generation = self.owner.claim(self.store)
         copied = savepoints.copy_files(savepoint, found, self.store, generation)
@@ -210,6 +217,14 @@ class StateDirectory:
                 continue
             self._check_component(component, before, now, prepared, manifest.epoch)
         return manifest
+
+    def _check_waiting(self, manifest: Manifest | None) -> None:
+        """Raise ``StateError`` if the topology cannot process the tuples that a marker has overtaken."""
+        if manifest is None or manifest.overtaken is None:
+            return
+        components = {key.rpartition("/")[0] for key in manifest.tasks}
+        stateful = frozenset(each for each in components if _stateful(manifest, each))
+        check_waiting(self._plan, manifest.overtaken, stateful, self.store.url)
 
     def _check_component(self, component: str, before: int, now: int, prepared: bool, epoch: int) -> None:
         where = f"topology '{self._plan.topology}', component '{component}'"

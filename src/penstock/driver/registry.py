@@ -16,6 +16,7 @@ from typing import Protocol
 from penstock.control.signals import TaskFlowState, TaskMessage
 from penstock.driver.ackers import Ackers
 from penstock.driver.message_board import MessageBoardTables
+from penstock.driver.overtaken import waiting_of
 from penstock.driver.worker_health import SinkOutages, SkewWarnings
 from penstock.errors import ControlRefused
 from penstock.metrics.bus import MetricsBus
@@ -56,6 +57,7 @@ from penstock.protocol.events import (
 )
 from penstock.protocol.requests import OperatorAnswer
 from penstock.protocol.task_states import TaskStates
+from penstock.state.manifest import Overtaken
 
 log = logging.getLogger("penstock.driver")
 
@@ -242,13 +244,15 @@ class WorkerRegistry:
         for worker in list(self.workers):
             self.send(PrefetchState(epoch, self.share(worker, tasks)), worker)
 
-    def open(self, generation: int, epoch: int, tasks: TaskStates) -> None:
-        """Tell the workers to open their tasks with this state. They also learn the node of each worker."""
+    def open(self, generation: int, epoch: int, tasks: TaskStates, waiting: Overtaken | None = None) -> None:
+        """Tell the workers to open their tasks with this state, and to process the tuples ``waiting`` first. They
+        also learn the node of each worker."""
         self._begun = True
         nodes = self.nodes()
         for id in nodes:
             worker = WorkerId.parse(id)
-            self.send(OpenTasks(nodes, generation, epoch, self.share(worker, tasks)), worker)
+            first = None if waiting is None else waiting_of(self._plan, worker, waiting)
+            self.send(OpenTasks(nodes, generation, epoch, self.share(worker, tasks), waiting=first), worker)
 
     def nodes(self) -> dict[str, str]:
         """Return the node of each worker."""

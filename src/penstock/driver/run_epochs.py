@@ -92,6 +92,7 @@ class RunEpochs:
             self._registry.send,
             crash,
             state.published,
+            settings.delivery.overtake_after,
         )
         loop = CommitLoop(commits, state.store, self._registry.epoch_events, self._notify)
         self._shell = self._make_shell(loop)

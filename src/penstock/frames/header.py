@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import struct
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
 from penstock.errors import FrameError
 
 _LAYOUT = struct.Struct("<HBBHHHHIIIIIIdQIIIQ")
 HEADER_BYTES = _LAYOUT.size  # a multiple of 8, because Arrow reads buffers in place only if they are aligned
+_EPOCH = struct.Struct("<I")
+_EPOCH_AT = struct.calcsize("<HBBHHHHIII")
+"""Where the epoch is in a header."""
+UNNUMBERED = (1 << 64) - 1
+"""The sequence number of a frame that was stored with a snapshot: its receiver does not check the order."""
 _MAGIC = 0x5053
 _VERSION = 2
 
@@ -29,6 +34,15 @@ class Kind(IntEnum):
     """One of several large frames that measure the bandwidth of the channel."""
 
 
+class MarkerFlag(IntFlag):
+    """What a marker says besides its epoch."""
+
+    LAST = 1
+    """The epoch is the last one of the sender."""
+    OVERTAKES = 2
+    """The receiver ends the epoch at once, without processing the tuples that wait."""
+
+
 class Header(NamedTuple):
     """The destination and origin of a frame, and how to decode it."""
 
@@ -46,7 +60,7 @@ class Header(NamedTuple):
     route: int = 0
     """The version of the route table by which the frame was addressed."""
     rows: int = 0
-    """The number of tuples. In a marker: 1 if the epoch is the last of the sender."""
+    """The number of tuples. In a marker: ``MarkerFlag`` values."""
     born: float = 0.0
     """Wall-clock time at which the oldest of the tuples left its spout."""
     sequence: int = 0
@@ -63,6 +77,13 @@ class Header(NamedTuple):
 
     def pack(self) -> bytes:
         return _LAYOUT.pack(_MAGIC, _VERSION, *self)
+
+
+def with_epoch(frame: bytes | memoryview, epoch: int) -> bytes:
+    """A copy of the frame that belongs to another epoch."""
+    copy = bytearray(frame)
+    _EPOCH.pack_into(copy, _EPOCH_AT, epoch)
+    return bytes(copy)
 
 
 def unpack(data: bytes | memoryview) -> Header:

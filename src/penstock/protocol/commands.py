@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from penstock.control.signals import TaskFlowState, TaskMessage
 from penstock.protocol.handover import HandoverState
-from penstock.protocol.task_states import TaskStates
+from penstock.protocol.task_states import TaskStates, WaitingTuples
 
 
 class _Command(Struct, frozen=True, tag=True, array_like=True):
@@ -80,6 +80,8 @@ class OpenTasks(_Command, frozen=True):
     """The state with which the worker's tasks begin."""
     handover: HandoverState | None = None
     """The handover state of the worker in the other slot, if this one takes over from it."""
+    waiting: WaitingTuples | None = None
+    """The tuples that the worker's tasks process before all others; None if there are none."""
 
 
 class RootsSettled(_Command, frozen=True):
@@ -136,6 +138,9 @@ class EndEpoch(_Command, frozen=True):
     epoch: int
     last: bool = False
     """This is the last epoch of the query run: another run waits to take over."""
+    overtakes: bool = False
+    """Sent to all workers: end this epoch and all earlier ones at once. The tuples that wait are stored with the
+    snapshot."""
 
 
 class TakeSnapshot(_Command, frozen=True):

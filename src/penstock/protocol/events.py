@@ -9,7 +9,7 @@ from msgspec import Struct
 from penstock.control.signals import TaskFlowState, TaskMessage
 from penstock.metrics.stats import TaskStats
 from penstock.protocol.handover import HandoverState
-from penstock.protocol.task_states import SavedTask
+from penstock.protocol.task_states import OvertakenTuples, SavedTask
 
 
 class _Event(Struct, frozen=True, tag=True, array_like=True):
@@ -201,6 +201,9 @@ class SnapshotWritten(_Event, frozen=True):
 
     epoch: int
     tasks: dict[str, SavedTask]
+    overtaken: dict[str, OvertakenTuples] = {}
+    """The tuples that the marker of the epoch overtook in this worker, by the key of the task for which they
+    wait. That task may be in another worker."""
 
 
 class SnapshotFailed(_Event, frozen=True):

@@ -34,5 +34,28 @@ class InheritedTask(Struct, frozen=True, tag=True, array_like=True):
     tokens: str = "[]"
 
 
+class OvertakenTuples(Struct, frozen=True, array_like=True):
+    """Tuples that wait for one task and that the marker of an epoch has overtaken (``worker.overtaking``)."""
+
+    parts: list[SnapshotPart]
+    """Where they are stored, in the order in which the task has to process them."""
+    streams: list[int]
+    """The numbers of their streams in the plan of the query run that stored them."""
+
+
+class WaitingTuples(Struct, frozen=True, array_like=True):
+    """The overtaken tuples with which the tasks of a worker begin, and what the numbers in their frames mean: they
+    are those of the query run that stored them."""
+
+    parts: list[tuple[str, SnapshotPart]]
+    """⟨Key of the task for which they waited, where they are⟩, in the order in which they have to be processed."""
+    before: dict[str, int]
+    """The previous number of tasks of each component in ``parts``."""
+    streams: list[int]
+    """The number of each previous stream now; -1 if there is no such stream."""
+    tasks: list[str]
+    """The key of each previous task."""
+
+
 TaskStates = dict[str, SavedTask | InheritedTask]
 """By task key ("component/index")."""

@@ -60,6 +60,13 @@ class Delivery(Group):
     epoch_interval: float = setting(
         10.0, "s", "time between two commits. A restart repeats the work of at most about one interval"
     )
+    overtake_after: float = setting(
+        2.0,
+        "s",
+        "an epoch that takes longer ends without waiting for full queues, with exactly_once: the tuples that wait "
+        "are stored with it. The default is several times what an epoch takes while queues are short",
+        zero=True,
+    )
     state_dir: str = setting(
         "penstock-state",
         "",

@@ -74,6 +74,60 @@ class TaskEntry:
 
 
 @dataclass(frozen=True)
+class OvertakenEntry:
+    """The tuples that wait for one task."""
+
+    parts: list[SnapshotPart]
+    """Where they are stored, in the order in which the task has to process them."""
+    streams: list[int]
+    """The numbers of their streams."""
+
+
+@dataclass(frozen=True)
+class Overtaken:
+    """The tuples that the marker of an epoch has overtaken: who begins with this epoch processes them first. Frames
+    refer to streams and tasks by the numbers of the query run that stored them."""
+
+    streams: list[tuple[str, str, list[tuple[str, str]]]]
+    """Component, name and fields of each stream; fields are ⟨name, type⟩."""
+    tasks: list[str]
+    """The key of each task."""
+    entries: Mapping[str, OvertakenEntry]
+    """By key of the task for which the tuples wait."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "streams": self.streams,
+            "tasks": self.tasks,
+            "entries": {
+                key: {"parts": [part.to_json() for part in entry.parts], "streams": entry.streams}
+                for key, entry in self.entries.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Overtaken:
+        return cls(
+            [(component, name, [(a, b) for a, b in columns]) for component, name, columns in fields["streams"]],
+            fields["tasks"],
+            {
+                key: OvertakenEntry(list(map(SnapshotPart.from_json, entry["parts"])), entry["streams"])
+                for key, entry in fields["entries"].items()
+            },
+        )
+
+    def moved(self, names: Mapping[str, str]) -> Overtaken:
+        """The same tuples in copies of their files. ``names``: file → copy."""
+        entries = {
+            key: dataclasses.replace(
+                entry, parts=[dataclasses.replace(part, file=names[part.file]) for part in entry.parts]
+            )
+            for key, entry in self.entries.items()
+        }
+        return dataclasses.replace(self, entries=entries)
+
+
+@dataclass(frozen=True)
 class Manifest:
     """A committed epoch, or the starting point of a generation."""
 
@@ -93,6 +147,8 @@ class Manifest:
     dead_letters: tuple[tuple[int, int], ...] = ()
     """Pairs of generation and epoch, one for each earlier generation that committed epochs in this directory: its
     newest epoch that is still valid. Dead letters of its later epochs are void."""
+    overtaken: Overtaken | None = None
+    """None if all tuples of the epoch were processed."""
 
     @property
     def name(self) -> Name:
@@ -123,6 +179,7 @@ class Manifest:
                     }
                     for task, entry in self.tasks.items()
                 },
+                "overtaken": None if self.overtaken is None else self.overtaken.to_json(),
             }
         ).encode()
         signature = signing.sign(_PURPOSE, text).hex().encode()
@@ -168,6 +225,8 @@ class Manifest:
         """The inverse of how a manifest is written. Raises whatever fields of another version lead to."""
         fields["base"] = tuple(fields["base"])
         fields["dead_letters"] = tuple((generation, epoch) for generation, epoch in fields.get("dead_letters", ()))
+        overtaken = fields.get("overtaken")
+        fields["overtaken"] = None if overtaken is None else Overtaken.from_json(overtaken)
         fields["tasks"] = {
             task: TaskEntry(
                 {
@@ -210,6 +269,9 @@ class Manifest:
             for chain in entry.parts.values():
                 for part in chain:
                     found.setdefault(part.file, []).append(part)
+        for waiting in self.overtaken.entries.values() if self.overtaken is not None else ():
+            for part in waiting.parts:
+                found.setdefault(part.file, []).append(part)
         return found
 
 

@@ -51,7 +51,10 @@ def copy_files(source: StateStore, manifest: Manifest, target: StateStore, gener
         )
         for key, entry in manifest.tasks.items()
     }
-    return dataclasses.replace(manifest, tasks=tasks, generation=generation, base=(0, 0), dead_letters=())
+    overtaken = None if manifest.overtaken is None else manifest.overtaken.moved(names)
+    return dataclasses.replace(
+        manifest, tasks=tasks, generation=generation, base=(0, 0), dead_letters=(), overtaken=overtaken
+    )
 
 
 def find(savepoint: StateStore) -> Manifest:

@@ -33,7 +33,7 @@ class SnapshotPart:
     """The signature of the bytes with the deployment key, in hexadecimal. It is verified before the bytes are
     unpickled."""
     kind: str
-    """``full`` or ``delta``."""
+    """``full`` or ``delta``; ``frames`` for tuples that a marker overtook."""
     rows: int
 
     def to_json(self) -> dict[str, Any]:
@@ -128,12 +128,17 @@ class SnapshotWriter:
         for task, snapshot in snapshots.items():
             states = {} if snapshot.full else dict(chains.get(task, {}))
             for state, (kind, rows, data) in snapshot.encode().items():
-                part = SnapshotPart(file, offset, len(data), signing.sign(_PURPOSE, data).hex(), kind, rows)
+                part = make_part(file, offset, data, kind, rows)
                 states[state] = [part] if kind == "full" else [*states[state], part]
                 pieces.append(data)
                 offset += len(data)
             chains[task] = states
         return chains, b"".join(pieces)
+
+
+def make_part(file: str, offset: int, data: bytes, kind: str, rows: int) -> SnapshotPart:
+    """Sign bytes that are written to a file of snapshots."""
+    return SnapshotPart(file, offset, len(data), signing.sign(_PURPOSE, data).hex(), kind, rows)
 
 
 def read_parts(store: StateStore, chains: Chains) -> dict[str, dict[str, list[bytes]]]:

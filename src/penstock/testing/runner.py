@@ -121,7 +121,7 @@ class LocalRunner:
         if state is None:
             self.registry.open(0, 0, {})
         else:
-            self.registry.open(state.generation, state.epoch, state.tasks())
+            self.registry.open(state.generation, state.epoch, state.tasks(), state.waiting())
         for _ in range(_START_ROUNDS):
             for slot in list(self._slots.values()):
                 self._step(slot)
@@ -140,6 +140,7 @@ class LocalRunner:
                 self._command,
                 CrashPoint(settings.lifecycle.crash_at, "driver", self._die),
                 state.published,
+                settings.delivery.overtake_after,
             )
 
     def clock_of(self, worker: WorkerId) -> Clock:

@@ -4,6 +4,9 @@ A worker processes one epoch until it has received the end marker of that epoch 
 stage. Frames of later epochs are buffered. With exactly-once delivery an epoch ends with every commit, otherwise
 only when a worker moves to another slot.
 
+An epoch may also end before its markers have arrived (``worker.overtaking``). Frames of that epoch that are still
+buffered, or arrive later, are then processed in the next one.
+
 All channels share one iterator, and a missing marker may follow a frame that is buffered, so the reader must
 never stop. The buffer therefore has a limit for memory but not for its length: beyond the limit frames go to a
 temporary file.
@@ -16,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from penstock.worker.parcel import Parcel
-from penstock.worker.spill import Spill
+from penstock.worker.spill import Spill, SpillView
 
 _MOST_IN_MEMORY = 64 * 1024 * 1024
 """Bytes of buffered frames that are kept in memory for each epoch: about 500 full frames, more than a short
@@ -55,8 +58,10 @@ class Alignment:
             epoch = parcel.header.epoch
             if self._closed or epoch < self.first:
                 return True
-            if epoch < self.epoch or (epoch == self.epoch and not self._held.get(epoch)):
-                return False
+            if epoch <= self.epoch:
+                if self._first_due() is None:
+                    return False
+                epoch = self.epoch  # behind the frames that wait already
             self._held[epoch].add(parcel)
             self._rows[epoch][parcel.header.target_task] += parcel.header.rows
             self._senders[epoch].add((parcel.header.target_task, parcel.header.source_task))
@@ -65,12 +70,22 @@ class Alignment:
     @property
     def complete(self) -> bool:
         """True when every frame of this epoch has arrived and none is buffered."""
-        return self._ended(self.epoch) and not self._held.get(self.epoch)
+        return self._ended(self.epoch) and self._first_due() is None
+
+    def has_ended(self, epoch: int) -> bool:
+        """True when every worker of the previous stage has sent its last frame of the epoch. Also for an epoch
+        that this worker has ended already, until ``forget`` is called."""
+        return not self._upstream or self._ended(epoch)
+
+    def forget(self, epoch: int) -> None:
+        """The markers up to this epoch are not asked for any more."""
+        with self._lock:
+            for each in [each for each in self._markers if each <= epoch]:
+                del self._markers[each]
 
     def begin(self, epoch: int, put: Callable[[Parcel], bool]) -> None:
         """Process ``epoch`` from now on. ``put`` receives its buffered frames as in ``refill``."""
         with self._lock:
-            self._markers.pop(self.epoch, None)
             self.epoch = epoch
         self.refill(put)
 
@@ -98,25 +113,38 @@ class Alignment:
         """Process the next epoch from now on."""
         self.begin(self.epoch + 1, put)
 
+    def views(self, epoch: int) -> list[SpillView]:
+        """The frames that are buffered now and belong to this epoch or an earlier one, in order."""
+        with self._lock:
+            return [self._held[each].view() for each in sorted(self._held) if each <= epoch]
+
     def refill(self, put: Callable[[Parcel], bool]) -> None:
-        """Pass the buffered frames of this epoch to ``put`` in their order of arrival, until ``put`` returns
-        False. The reader waits for the lock meanwhile, so that a new frame cannot overtake them."""
-        if self.epoch not in self._held:
+        """Pass the buffered frames of this epoch and of earlier ones to ``put`` in their order of arrival, until
+        ``put`` returns False. The reader waits for the lock meanwhile, so that a new frame cannot overtake them."""
+        if self._first_due() is None:
             return
         with self._lock:
-            frames = self._held[self.epoch]
-            while (parcel := frames.first()) is not None and put(parcel):
-                frames.drop()
-                self._rows[self.epoch][parcel.header.target_task] -= parcel.header.rows
-            if not frames:
-                self._held.pop(self.epoch).close()
-                self._rows.pop(self.epoch)
-                self._senders.pop(self.epoch)
+            while (epoch := self._first_due()) is not None:
+                frames = self._held[epoch]
+                while (parcel := frames.first()) is not None and put(parcel):
+                    frames.drop()
+                    self._rows[epoch][parcel.header.target_task] -= parcel.header.rows
+                if frames:
+                    return
+                self._held.pop(epoch).close()
+                self._rows.pop(epoch)
+                self._senders.pop(epoch)
+
+    def _first_due(self) -> int | None:
+        """The earliest epoch with buffered frames that may be processed now; None if there is none."""
+        if not self._held:
+            return None
+        return min((epoch for epoch in list(self._held) if epoch <= self.epoch), default=None)
 
     @property
     def waiting(self) -> bool:
         """True while frames of this epoch are buffered because their inbox has no room."""
-        return self.epoch in self._held
+        return self._first_due() is not None
 
     def behind(self) -> Counter[int]:
         """Number of buffered tuples of each task that only this worker delays: those of this epoch, and those of
@@ -126,6 +154,8 @@ class Alignment:
         if self._held:
             with self._lock:
                 epoch = self.epoch
+                for each in [each for each in self._rows if each < epoch]:
+                    total += self._rows[each]
                 while True:
                     total += self._rows.get(epoch, Counter())
                     if not self._ended(epoch):
@@ -141,7 +171,8 @@ class Alignment:
     def next_task(self) -> int | None:
         """The receiver of the first buffered frame of this epoch; None if there is none."""
         with self._lock:
-            first = self._held[self.epoch].first() if self.epoch in self._held else None
+            due = self._first_due()
+            first = None if due is None else self._held[due].first()
             return None if first is None else first.header.target_task
 
     def ahead(self) -> set[tuple[int, int]]:

@@ -12,11 +12,12 @@ from penstock.errors import ComponentError, SnapshotCorrupt, StateUnavailable
 from penstock.faults import CrashPoint
 from penstock.plan.model import WorkerId
 from penstock.plan.owners import OwnerRule
-from penstock.protocol.task_states import InheritedTask, SavedTask, TaskStates
+from penstock.protocol.task_states import InheritedTask, OvertakenTuples, SavedTask, TaskStates
 from penstock.state.decoded import DecodedChain
 from penstock.state.shares import Share
-from penstock.state.snapshots import SnapshotPart, SnapshotWriter, read_part, snapshot_name
+from penstock.state.snapshots import FOLDER, SnapshotPart, SnapshotWriter, make_part, read_part, snapshot_name
 from penstock.state.store import StateStore
+from penstock.worker.overtaking import Recording, StoredFrame, stored_frames
 from penstock.worker.snapshots import Restored, WorkerSnapshot
 
 
@@ -104,22 +105,44 @@ class WorkerArchive:
         self._writer.adopt(own_chains)
         return {key: _restored(key, entry, found[key]) for key, entry in entries.items()}
 
-    def write(self, snapshot: WorkerSnapshot) -> dict[str, SavedTask]:
-        """Write a snapshot and return the chains that a manifest refers to. Called in a background job. Raises
-        ``StateError``; the next snapshot of these tasks must then be full. Raises ``ComponentError`` if a sink's
-        token is not JSON."""
+    def write(self, snapshot: WorkerSnapshot) -> tuple[dict[str, SavedTask], dict[str, OvertakenTuples]]:
+        """Write a snapshot and return the chains that a manifest refers to, and the tuples that the marker of the
+        epoch overtook, by receiving task. Called in a background job. Raises ``StateError``; the next snapshot of
+        these tasks must then be full. Raises ``ComponentError`` if a sink's token is not JSON."""
         name = snapshot_name(snapshot.epoch, self._generation, self._worker.stage, self._worker.index)
         self._written += 1  # with at-least-once delivery a worker with spouts and bolts writes twice in an epoch
         name = f"{name}-{self._written}"
         chains = self._writer.write(name, snapshot.snapshots)
+        overtaken = self._write_overtaken(name, snapshot.overtaken)
         self._crash("written", snapshot.epoch)
-        return {
+        tasks = {
             key: SavedTask(
                 {state: list(parts) for state, parts in chains[key].items()},
                 _as_json(key, snapshot.tokens.get(key, [])),
             )
             for key in snapshot.snapshots
         }
+        return tasks, overtaken
+
+    def _write_overtaken(self, name: str, recording: Recording | None) -> dict[str, OvertakenTuples]:
+        """Write overtaken frames, a few megabytes in each file."""
+        found: dict[str, OvertakenTuples] = {}
+        if recording is None:
+            return found
+        for number, chunks in enumerate(recording.files()):
+            file = f"{FOLDER}/{name}-overtaken-{number:06d}.bin"
+            offset = 0
+            for chunk in chunks:
+                known = found.setdefault(chunk.task, OvertakenTuples([], []))
+                known.parts.append(make_part(file, offset, chunk.data, "frames", chunk.rows))
+                known.streams.extend(sorted(chunk.streams.difference(known.streams)))
+                offset += len(chunk.data)
+            self._store.write(file, b"".join(chunk.data for chunk in chunks))
+        return found
+
+    def read_waiting(self, part: SnapshotPart) -> Iterator[StoredFrame]:
+        """Read overtaken frames that a snapshot contains. Raises as ``restore`` does."""
+        return stored_frames(read_part(self._store, part))
 
     def _find_prefetched(self, chain: _Chain) -> _Prefetched | None:
         """The prefetched parts of the chain; None if there are none, or if a full snapshot has replaced them."""

@@ -8,11 +8,11 @@ in its fields, no other part of the worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.errors import PenstockError, StateError
-from penstock.protocol.task_states import SavedTask
+from penstock.protocol.task_states import OvertakenTuples, SavedTask
 from penstock.worker.snapshots import WorkerSnapshot
 
 
@@ -22,6 +22,8 @@ class SnapshotResult:
 
     snapshot: WorkerSnapshot
     tasks: dict[str, SavedTask]
+    overtaken: dict[str, OvertakenTuples] = field(default_factory=dict)
+    """By key of the task for which the tuples wait."""
     error: str = ""
     """Why the snapshot could not be written; ``tasks`` is then empty. Empty if it was written."""
 
@@ -51,15 +53,18 @@ class BackgroundJob(Protocol):
 class WriteSnapshot:
     """Step 3 of a commit (``driver.commits``): write the worker's snapshot to the state directory."""
 
-    write: Callable[[WorkerSnapshot], dict[str, SavedTask]]
+    write: Callable[[WorkerSnapshot], tuple[dict[str, SavedTask], dict[str, OvertakenTuples]]]
     """``WorkerArchive.write``."""
     snapshot: WorkerSnapshot
 
     def run(self) -> SnapshotResult:
         try:
-            return SnapshotResult(self.snapshot, self.write(self.snapshot))
+            return SnapshotResult(self.snapshot, *self.write(self.snapshot))
         except StateError as error:
-            return SnapshotResult(self.snapshot, {}, str(error))
+            return SnapshotResult(self.snapshot, {}, error=str(error))
+        finally:
+            if self.snapshot.overtaken is not None:
+                self.snapshot.overtaken.close()
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from penstock.columns import ColumnBatch, to_values, values_of
 from penstock.control.backpressure import OverloadDetector
 from penstock.errors import FrameError, FramesLost, SinkRefused
 from penstock.frames import codec
-from penstock.frames.header import Header
+from penstock.frames.header import UNNUMBERED, Header
 from penstock.topology.components import (
     BaseBolt,
     BatchBolt,
@@ -96,6 +96,15 @@ class BoltExecutor(Executor[B]):
     def busy(self) -> bool:
         """True while a parcel is being executed or waits in the inbox."""
         return self._parcel is not None or bool(self.inbox)
+
+    @property
+    def executing(self) -> bool:
+        """True while a parcel is being executed."""
+        return self._parcel is not None
+
+    def unfinished(self) -> tuple[Parcel, int] | None:
+        """The parcel that is being executed, and how many of its tuples are executed. None if there is none."""
+        return None if self._parcel is None else (self._parcel, self._rows_taken - self._left)
 
     @property
     def may_run(self) -> bool:
@@ -203,7 +212,7 @@ class BoltExecutor(Executor[B]):
         header = parcel.header
         self.stats.received += header.rows
         self.stats.received_bytes += parcel.bytes
-        if self._overload_detector is not None:
+        if self._overload_detector is not None and header.sequence != UNNUMBERED:
             self._overload_detector.record_consumed(header.source_task, header.rows)
         self._parcel, self._left, self._rows_taken = parcel, header.rows, header.rows
         self.inbox.executing = header.rows
@@ -214,7 +223,7 @@ class BoltExecutor(Executor[B]):
 
     def _end(self) -> None:
         assert self._parcel is not None
-        self.frames_done += not self._parcel.from_inside
+        self.frames_done += self._parcel.is_numbered
         self._parcel = self._lineage = None
         self._left = self.inbox.executing = 0
 
@@ -283,7 +292,7 @@ class BoltExecutor(Executor[B]):
         """Check that frames from one task arrive once and in order. With exactly-once delivery a violation is
         raised, because an epoch with missing tuples must not be committed. Otherwise it is only reported: with
         at-least-once delivery the lost tuples time out and are emitted again."""
-        if parcel.from_inside:
+        if not parcel.is_numbered:
             return
         header = parcel.header
         key = (header.source_task, header.stream)

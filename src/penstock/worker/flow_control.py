@@ -27,7 +27,7 @@ from penstock.plan.model import Plan, WorkerId
 from penstock.settings import Settings
 from penstock.worker.inbox import Inbox
 from penstock.worker.parcel import Parcel
-from penstock.worker.spill import Spill
+from penstock.worker.spill import Spill, SpillView
 
 _HELD_MEMORY = 1024 * 1024
 """Bytes of waiting frames that a send queue keeps in memory: a few frames. The others are on disk."""
@@ -109,6 +109,10 @@ class SendQueue:
             self._held.drop()
             left -= parcel.bytes
             self._send(parcel.header, parcel.frame)
+
+    def view(self) -> SpillView:
+        """The frames that wait now. The caller closes the view."""
+        return self._held.view()
 
     def close(self) -> None:
         self._held.close()
@@ -215,6 +219,10 @@ class FlowControl:
                 if queue.held:
                     queue.release(everything)
         return not self.held
+
+    def views(self) -> list[SpillView]:
+        """The frames that wait in each send queue now. The caller closes the views."""
+        return [queue.view() for queues in self._queues.values() for queue in queues.values() if queue.held]
 
     def close(self) -> None:
         """Delete the temporary files."""

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 
 from penstock.worker.parcel import Parcel
-from penstock.worker.spill import Spill
+from penstock.worker.spill import Spill, SpillView
 
 _OVERFLOW_MEMORY = 4 * 1024 * 1024
 """Bytes of the overflow that are kept in memory: about thirty full frames, so that a short burst does not reach
@@ -64,15 +64,15 @@ class Inbox:
     def full(self) -> bool:
         return self.length >= self.capacity
 
-    def offer(self, parcel: Parcel) -> bool:
-        """Add a parcel. Returns False if the overflow is full. A closed inbox drops the parcel and returns True,
-        because a refused frame blocks its sender."""
+    def offer(self, parcel: Parcel, beyond_limit: bool = False) -> bool:
+        """Add a parcel. Returns False if the overflow is full, unless ``beyond_limit``. A closed inbox drops the
+        parcel and returns True, because a refused frame blocks its sender."""
         with self._lock:
             if self._closed:
                 return True
             if self._inside < self.capacity and not self._overflow:
                 self._put(parcel)
-            elif self._overflow.bytes < self._limit:
+            elif beyond_limit or self._overflow.bytes < self._limit:
                 self._overflow.add(parcel)
                 self._count(parcel)
             else:
@@ -106,6 +106,12 @@ class Inbox:
                 self._inside += oldest.header.rows
                 self._overflow.drop()
             return parcel
+
+    def view(self) -> tuple[list[Parcel], SpillView]:
+        """The parcels that wait now, oldest first: those in the inbox and those in the overflow. The caller closes
+        the view."""
+        with self._lock:
+            return list(self._parcels), self._overflow.view()
 
     def close(self) -> None:
         """Delete the temporary files. The loop calls it while the reader may still offer parcels."""

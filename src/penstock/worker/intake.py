@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pyarrow as pa
 from penstock.clock import Clock
 from penstock.control.signals import TaskMessage
 from penstock.errors import PenstockError
-from penstock.frames.header import Kind, unpack
+from penstock.frames.header import Kind, MarkerFlag, unpack
 from penstock.plan.model import WorkerId
 from penstock.protocol.job import Job
 from penstock.worker.alignment import Alignment
@@ -17,6 +18,7 @@ from penstock.worker.inbox import Inbox
 from penstock.worker.link_meter import LinkMeter
 from penstock.worker.outgoing import Relay
 from penstock.worker.overload import OverloadDetectors
+from penstock.worker.overtaking import Recording
 from penstock.worker.parcel import Parcel
 from penstock.worker.phase import WorkerPhase
 
@@ -51,7 +53,13 @@ class Intake:
         self.last_epoch = 0
         """The last epoch of this query run, if a marker has announced it; otherwise 0."""
         self.links = LinkMeter()
+        self.overtaken = 0
+        """The newest epoch that is to end at once, as markers have announced; 0 if there is none."""
         self._id, self._clock = id, clock
+        self._recordings: list[Recording] = []
+        """The recordings that are not finished, oldest first."""
+        self._arriving = threading.Lock()
+        """Held while a frame is put away and while a recording begins, so that no frame is between the two."""
         self._warm: set[int] = set()
         self._ended: set[int] = set()
 
@@ -73,7 +81,7 @@ class Intake:
                 f"a frame for stage {header.target_stage} arrived, which is not a later stage",
             )
         if header.kind != Kind.DATA:
-            self._take_control(header.kind, header.source_worker, header.epoch, last=bool(header.rows))
+            self._take_control(header.kind, header.source_worker, header.epoch, MarkerFlag(header.rows))
             return True
         inbox = self.inboxes.get(header.target_task)
         if inbox is None:
@@ -82,12 +90,17 @@ class Intake:
                 f"a frame for task {header.target_task} arrived, but it runs tasks {list(self.inboxes)}",
             )
         parcel = Parcel(header, frame)
-        taken = self.alignment.hold(parcel) or inbox.offer(parcel)
+        with self._arriving:
+            # The markers that end the recordings arrive behind this frame, so the reader must not wait for room.
+            taken = self.alignment.hold(parcel) or inbox.offer(parcel, beyond_limit=bool(self._recordings))
+            if header.epoch >= self.alignment.first:
+                for recording in self._recordings:
+                    recording.add_arrival(parcel)
         if self.phase not in _NOT_OPEN:
             self.observe()  # here too, because the loop may be inside a long ``execute``
         return taken
 
-    def _take_control(self, kind: Kind | int, source: int, epoch: int, last: bool) -> None:
+    def _take_control(self, kind: Kind | int, source: int, epoch: int, flags: MarkerFlag) -> None:
         if kind == Kind.WARM:
             self._warm.add(source)
         elif kind == Kind.PROBE:
@@ -95,8 +108,10 @@ class Intake:
         elif kind == Kind.LAST:
             self._ended.add(source)
         elif kind == Kind.MARKER:
-            if last:
+            if MarkerFlag.LAST in flags:
                 self.last_epoch = epoch
+            if MarkerFlag.OVERTAKES in flags:
+                self.overtaken = max(self.overtaken, epoch)
             self.alignment.marker(epoch, source)
 
     # ---- both ------------------------------------------------------------------------------------------
@@ -141,6 +156,23 @@ class Intake:
     def accept(self, parcel: Parcel) -> bool:
         """Put a buffered parcel into its inbox. Returns False if there is no room."""
         return self.inboxes[parcel.header.target_task].offer_inside(parcel)
+
+    def begin_recording(self, recording: Recording) -> None:
+        """Add what waits for the worker's tasks to the recording of the current epoch, and from now on every frame
+        of this epoch or an earlier one that arrives."""
+        with self._arriving:
+            for inbox in self.inboxes.values():
+                for waiting in inbox.view():
+                    recording.add_waiting(waiting)
+            for view in self.alignment.views(recording.epoch):
+                recording.add_waiting(view)
+            self._recordings.append(recording)
+
+    def end_recording(self, recording: Recording) -> None:
+        """Add no more frames to the recording. Called when the marker has come from all senders."""
+        with self._arriving:
+            self._recordings.remove(recording)
+            self.alignment.forget(recording.epoch)
 
     @property
     def may_refill(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from penstock.clock import Clock
-from penstock.frames.header import HEADER_BYTES, Header, Kind
+from penstock.frames.header import HEADER_BYTES, Header, Kind, MarkerFlag, with_epoch
 from penstock.plan.model import Plan, WorkerId
 from penstock.protocol.events import WorkerRouted
 from penstock.settings import Settings
@@ -21,6 +21,7 @@ Row = tuple[int, bytes | pa.Buffer | None]
 """⟨Slot of the next stage, frame⟩. None instead of a frame is a nudge, an empty row: Spark delivers a row only
 when the next one follows."""
 Send = Callable[[Header, bytes | pa.Buffer], None]
+NO_FLAGS = MarkerFlag(0)
 
 
 class Outgoing:
@@ -37,6 +38,9 @@ class Outgoing:
         """Rows that are addressed to slots already. They are sent before all others."""
         self._worker, self._plan, self._now, self._linger = worker, plan, clock.monotonic, linger
         self._rows: list[Row] = []
+        self._epoch = 0
+        """The epoch after the worker's last marker; 0 before its first. Frames of earlier epochs that were
+        overtaken by a marker are sent with this epoch."""
         self._unseen: dict[int, float] = {}
         """Workers whose last row has no successor yet, and when that row was sent (monotonic)."""
         last = worker.stage + 1 == len(plan.stages)
@@ -44,14 +48,15 @@ class Outgoing:
 
     def send(self, header: Header, frame: bytes | pa.Buffer) -> None:
         hop = self._plan.next_hop(self._worker, WorkerId(header.target_stage, header.target_worker))
-        self._rows.append((hop, frame))
+        self._rows.append((hop, frame if header.epoch >= self._epoch else with_epoch(frame, self._epoch)))
         self._unseen[hop] = self._now()
 
-    def mark(self, epoch: int, last: bool) -> None:
+    def mark(self, epoch: int, flags: MarkerFlag = NO_FLAGS) -> None:
         """Send the end marker of the epoch to every worker of the next stage."""
         for worker in self._next:
-            self._rows += [(worker, self._own(Kind.MARKER, worker, epoch, last)), (worker, None)]
+            self._rows += [(worker, self._own(Kind.MARKER, worker, epoch, flags)), (worker, None)]
             self._unseen.pop(worker, None)
+        self._epoch = epoch + 1
 
     def warm_up(self) -> None:
         """Send a frame over every channel to the next stage, so that Spark opens it before the first tuple."""
@@ -102,9 +107,9 @@ class Outgoing:
         """True while the last frame to a worker has no successor."""
         return bool(self._unseen)
 
-    def _own(self, kind: Kind, worker: int, epoch: int = 0, last: bool = False) -> bytes:
+    def _own(self, kind: Kind, worker: int, epoch: int = 0, flags: MarkerFlag = NO_FLAGS) -> bytes:
         here = self._worker
-        return Header(kind, here.stage + 1, worker, here.stage, here.index, epoch=epoch, rows=int(last)).pack()
+        return Header(kind, here.stage + 1, worker, here.stage, here.index, epoch=epoch, rows=int(flags)).pack()
 
 
 class Linger:

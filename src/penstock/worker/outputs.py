@@ -168,7 +168,7 @@ class StreamOutput:
                     self.origins.routed(anchors, sent_once(shares, batch.num_rows))
                 for task, chosen in shares:
                     part = anchors if anchors is None or chosen is ALL_ROWS else anchors.take(chosen)
-                    self._send_frames(task, _select(batch, chosen), part)
+                    self._send_frames(task, select_rows(batch, chosen), part)
         finally:
             if self.origins is not None and whole is not None:
                 self.origins.sent(whole)
@@ -332,7 +332,8 @@ def sent_once(shares: Sequence[tuple[int, Rows]], rows: int) -> bool:
     return bool(np.all(copies == 1))
 
 
-def _select(batch: pa.RecordBatch, rows: Rows) -> pa.RecordBatch:
+def select_rows(batch: pa.RecordBatch, rows: Rows) -> pa.RecordBatch:
+    """The rows of a batch that a target gets."""
     if rows is ALL_ROWS:
         return batch
     if isinstance(rows, slice):

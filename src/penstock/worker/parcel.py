@@ -9,7 +9,7 @@ import pyarrow as pa
 from penstock.acking.flights import Trace
 from penstock.acking.lineage import Lineage
 from penstock.columns import ColumnBatch
-from penstock.frames.header import Header
+from penstock.frames.header import UNNUMBERED, Header
 
 
 @dataclass(slots=True)
@@ -35,6 +35,11 @@ class Parcel:
     def from_inside(self) -> bool:
         """True if the tuples come from the same worker. They have no frame number."""
         return not isinstance(self.content, pa.Buffer)
+
+    @property
+    def is_numbered(self) -> bool:
+        """True if the receiver checks the frame's number: it comes from another worker of this query run."""
+        return isinstance(self.content, pa.Buffer) and self.header.sequence != UNNUMBERED
 
     @property
     def bytes(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.state.shares import Share
 from penstock.state.values import TaskSnapshot
+from penstock.worker.overtaking import Recording
 
 
 @dataclass(frozen=True)
@@ -30,3 +31,5 @@ class WorkerSnapshot:
     epoch: int
     snapshots: Mapping[str, TaskSnapshot]
     tokens: Mapping[str, list[Any]]
+    overtaken: Recording | None = None
+    """What the marker of the epoch overtook; None if the worker had processed all tuples of the epoch."""

@@ -8,8 +8,10 @@ for ever.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -72,6 +74,10 @@ class Spill:
         self.bytes -= size
         self._in_memory -= size
 
+    def view(self) -> SpillView:
+        """The parcels that wait now, without reading what is on disk. The caller closes the view."""
+        return SpillView(list(self._head), [segment.view() for segment in self._segments])
+
     def close(self) -> None:
         """Delete the temporary files."""
         while self._segments:
@@ -91,6 +97,47 @@ class Spill:
                 "Free space in the temporary folder, lower flow.overflow_bytes, or speed up the receiving "
                 "component.",
             ) from error
+
+
+class SpillView:
+    """The parcels that waited in a ``Spill`` at one moment. It stays valid when the queue goes on, and may be read
+    once, on another thread."""
+
+    def __init__(self, head: Sequence[Parcel] = (), files: Sequence[_FileView] = ()) -> None:
+        self._head, self._files = head, files
+
+    def __iter__(self) -> Iterator[Parcel]:
+        """The parcels, oldest first; one of those on disk is in memory at a time."""
+        yield from self._head
+        for file in self._files:
+            yield from file
+
+    def close(self) -> None:
+        """Release the files."""
+        for file in self._files:
+            file.close()
+
+
+class _FileView:
+    """The parcels of a file that are not yet read. It has a descriptor of its own, because the queue closes the
+    file when it has read it."""
+
+    def __init__(self, descriptor: int, begin: int, parcels: Sequence[Parcel], sizes: Sequence[int]) -> None:
+        self._descriptor: int | None = descriptor
+        self._begin, self._parcels, self._sizes = begin, parcels, sizes
+
+    def __iter__(self) -> Iterator[Parcel]:
+        assert self._descriptor is not None
+        at = self._begin
+        for parcel, size in zip(self._parcels, self._sizes, strict=True):
+            frame = os.pread(self._descriptor, size, at)
+            yield Parcel(parcel.header, pa.py_buffer(frame), parcel.lineage)
+            at += size
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 class _SpillFile:
@@ -120,6 +167,9 @@ class _SpillFile:
         self._file.seek(self._read)
         self._read += size
         return Parcel(parcel.header, pa.py_buffer(self._file.read(size)), parcel.lineage)
+
+    def view(self) -> _FileView:
+        return _FileView(os.dup(self._file.fileno()), self._read, list(self._parcels), list(self._sizes))
 
     def close(self) -> None:
         self._file.close()

@@ -39,7 +39,7 @@ class TaskLoop:
         tasks, intake, out = self._tasks, self._intake, self._out
         self._epochs.relay_frames()
         intake.refill()
-        tasks.run_ticks(allowed=not self._epochs.half_prepared)
+        tasks.run_ticks(allowed=not self._epochs.half_prepared and not self._epochs.stopped)
         for spout in tasks.spouts:
             spout.expire()
         self._flow.release()
@@ -54,6 +54,8 @@ class TaskLoop:
     def _run_tasks(self) -> bool:
         """Run bolts, the end of the epoch, or spouts: the first of these that has something to do. Returns whether
         a spout emitted."""
+        if self._epochs.try_to_overtake() or self._epochs.stopped:
+            return False
         if self._tasks.run_bolts():
             return False  # input first: what waits in inboxes is older than what a spout would emit
         if self._epochs.try_to_end():
@@ -76,7 +78,9 @@ class TaskLoop:
         """Seconds until the next turn is due if nothing arrives before, at most ``longest``; 0 if it is due
         now."""
         tasks, intake, out = self._tasks, self._intake, self._out
-        if intake.relay or tasks.may_run:
+        if intake.relay or (tasks.may_run and not self._epochs.holds_tasks):
+            return 0.0
+        if self._epochs.overtakes and not self._epochs.waits_for_systems:
             return 0.0
         if self._epochs.over and not tasks.busy and not self._epochs.waits_for_systems:
             return 0.0
@@ -88,7 +92,7 @@ class TaskLoop:
             return pause  # so short that nothing else needs to be checked
         now = self._clock.monotonic()
         waits = [longest, self._flow.wait(), intake.detectors.wait()]
-        waits += tasks.waits(now, ticking=not self._epochs.half_prepared)
+        waits += tasks.waits(now, ticking=not self._epochs.half_prepared and not self._epochs.stopped)
         emits = tasks.may_emit()  # called after the waits, so that room that has become free meanwhile is noticed
         if emits:
             waits.append(pause)

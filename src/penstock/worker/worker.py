@@ -51,6 +51,7 @@ from penstock.worker.spouts import fail_roots_of, settle
 from penstock.worker.task_loop import TaskLoop
 from penstock.worker.tasks import Tasks
 from penstock.worker.tracking import AckCollector
+from penstock.worker.waiting import WaitingFrames
 from penstock.worker.wiring import Surroundings
 
 LONGEST_WAIT = 1.0
@@ -114,7 +115,7 @@ class Worker:
         self._sender = FrameSender(id, plan, self.intake, self._flow)
         self._tasks = Tasks(id, job, clock)
         self._epochs = WorkerEpochs(
-            settings.delivery.guarantee == "exactly_once", self.intake, self._tasks, self._flow, self._out
+            settings.delivery.guarantee == "exactly_once", plan, self.intake, self._tasks, self._flow, self._out
         )
         self._acks = AckCollector(clock, job.ackers)
         self._publisher = Publisher(clock, self._tasks)
@@ -140,7 +141,7 @@ class Worker:
             commands.CancelLeave: self._cancel_leave,
             commands.RootsSettled: lambda command: settle(tasks.spouts, command),
             commands.FailRoots: lambda command: fail_roots_of(tasks.acked_spouts, command.acker, self._job.ackers),
-            commands.EndEpoch: lambda command: epochs.announce(command.epoch, command.last),
+            commands.EndEpoch: lambda command: epochs.announce(command.epoch, command.last, command.overtakes),
             commands.TakeSnapshot: epochs.take_snapshot,
             commands.EpochCommitted: lambda command: self._publisher.on_committed(command.epoch),
             commands.SetMigrationRoutes: self._set_routes,
@@ -169,7 +170,7 @@ class Worker:
             if result.error:
                 self._epochs.on_snapshot_failed(result.snapshot)
                 return [SnapshotFailed(result.snapshot.epoch, result.error)]
-            return [SnapshotWritten(result.snapshot.epoch, result.tasks)]
+            return [SnapshotWritten(result.snapshot.epoch, result.tasks, result.overtaken)]
         return [EpochPublished(result.epoch)] if self._publisher.finish(result) else []
 
     def fail(self, error: BaseException) -> list[Event]:
@@ -292,6 +293,9 @@ class Worker:
             raise IllegalTransition(self._phase, WorkerPhase.OPEN)  # before any user code runs
         try:
             restored = {} if self._archive is None else self._archive.restore(command.tasks, command.generation)
+            if command.waiting is not None and self._archive is not None:
+                waiting = WaitingFrames(self.id, self._job.plan, command.waiting, self.intake.inboxes)
+                waiting.restore(self._archive.read_waiting)
         except SnapshotCorrupt as error:
             self._become(WorkerPhase.FAILED)
             return [StateUnreadable(str(error))]
