@@ -4,6 +4,7 @@ savepoints."""
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -40,6 +41,9 @@ class CommitRequest:
     moves: bool = False
     """Whether a worker leaves its process with this epoch. The epoch is begun even while commits are paused. If it
     is abandoned, the request fails; other requests get the next epoch."""
+    patience: float = math.inf
+    """Seconds after which the marker of the epoch overtakes the tuples that wait, if that is less than
+    ``delivery.overtake_after`` (exactly-once delivery)."""
     then: Callable[[PenstockError | None, int], int] | None = None
     """Called by the loop with the error, if there is one, and the newest epoch that all sinks have published.
     Returns the result of the request, or raises its error."""
@@ -198,8 +202,9 @@ class CommitLoop:
         self._collect()
         self._waiting = [request for request in self._waiting if not request.dropped]
         for request in self._waiting:
-            may = request.moves or not self._paused
-            if request.epoch is None and may and self.commits.start_commit(now, request.last, request.moves):
+            if request.epoch is not None or (self._paused and not request.moves):
+                continue
+            if self.commits.start_commit(now, request.last, request.moves, request.patience):
                 request.epoch = self.commits.newest
 
     def _collect(self) -> None:

@@ -53,7 +53,7 @@ from penstock.protocol.events import EpochPublished, Event, SnapshotFailed, Snap
 from penstock.protocol.task_states import OvertakenTuples, SavedTask
 from penstock.state import manifest as manifests
 from penstock.state.generations import Ownership
-from penstock.state.manifest import Manifest, Overtaken, OvertakenEntry, TaskEntry
+from penstock.state.manifest import Manifest, OvertakenEntry, OvertakenFrames, TaskEntry
 from penstock.state.store import StateStore, is_missing
 
 log = logging.getLogger("penstock.commits")
@@ -321,7 +321,7 @@ class Commits:
             self._overtaken(commit.overtaken),
         )
 
-    def _overtaken(self, tuples: dict[str, OvertakenTuples]) -> Overtaken | None:
+    def _overtaken(self, tuples: dict[str, OvertakenTuples]) -> OvertakenFrames | None:
         if not tuples:
             return None
         streams = [
@@ -330,7 +330,7 @@ class Commits:
         ]
         tasks = [task.key for task in sorted(self._plan.tasks, key=lambda task: task.id)]
         entries = {key: OvertakenEntry(list(each.parts), list(each.streams)) for key, each in tuples.items()}
-        return Overtaken(streams, tasks, entries)
+        return OvertakenFrames(streams, tasks, entries)
 
     def _find_origin(self) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]]:
         if self._origin is None:

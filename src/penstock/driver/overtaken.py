@@ -1,11 +1,11 @@
 """Assigns tuples that a marker has overtaken to the tasks that process them, in the query run that begins with the
 epoch of that marker.
 
-The numbers of tasks and the packing may have changed. If the number of tasks of a component is the same, a tuple goes
-to the task for which it waited. Otherwise a tuple whose grouping determines its task goes to the owner of its key, or
-to the first task with global grouping; tuples that may go to any task are divided evenly; and any other tuple goes to
-the task that succeeds the one for which it waited, just as state that belongs to no key does. So every tuple is
-processed exactly once by each task that was to process it.
+The numbers of tasks and the packing may have changed. If the number of tasks of a component is the same, a tuple
+goes to the task for which it waited. Otherwise a tuple whose grouping determines its task goes to the owner of its
+key, or to the first task with global grouping; tuples that may go to any task are divided evenly; and any other
+tuple goes to the task that succeeds the one for which it waited, just as state that belongs to no key does. So
+every tuple is processed exactly once by each task that was to process it.
 
 That last rule is wrong in one case: a tuple that all tasks get may concern the state of every key, but keys do not
 follow their task. With such tuples waiting, a component with state keeps its number of tasks.
@@ -16,7 +16,7 @@ from __future__ import annotations
 from penstock.errors import StateError
 from penstock.plan.model import LOCAL, Edge, Plan, WorkerId
 from penstock.protocol.task_states import WaitingTuples
-from penstock.state.manifest import Overtaken, OvertakenEntry
+from penstock.state.manifest import OvertakenEntry, OvertakenFrames
 from penstock.state.snapshots import SnapshotPart
 from penstock.topology.groupings import Fields, Global, PartialKey
 
@@ -24,7 +24,7 @@ _BY_VALUE = (Fields, PartialKey, Global)
 """Groupings that find the task of a tuple again. A user's subclass is not included, because it may keep state."""
 
 
-def waiting_of(plan: Plan, worker: WorkerId, overtaken: Overtaken) -> WaitingTuples | None:
+def waiting_of(plan: Plan, worker: WorkerId, overtaken: OvertakenFrames) -> WaitingTuples | None:
     """The tuples that may be for tasks of the worker. None if there are none."""
     mine = {plan.task[task].key for task in plan.routes.tasks_of(worker)}
     components = {key.rpartition("/")[0] for key in mine}
@@ -44,9 +44,9 @@ def waiting_of(plan: Plan, worker: WorkerId, overtaken: Overtaken) -> WaitingTup
     return WaitingTuples(parts, before, streams, list(overtaken.tasks))
 
 
-def check_waiting(plan: Plan, overtaken: Overtaken, stateful: frozenset[str], where: str) -> None:
-    """Raise ``StateError`` if a topology with this plan cannot process the tuples. ``stateful``: the components with
-    state. ``where``: the state directory."""
+def check_waiting(plan: Plan, overtaken: OvertakenFrames, stateful: frozenset[str], where: str) -> None:
+    """Raise ``StateError`` if a topology with this plan cannot process the tuples. ``stateful``: the components
+    with state. ``where``: the state directory."""
     for key, entry in overtaken.entries.items():
         component, _, _ = key.rpartition("/")
         problem = _problem(plan, overtaken, component, entry, component in stateful)
@@ -54,25 +54,32 @@ def check_waiting(plan: Plan, overtaken: Overtaken, stateful: frozenset[str], wh
             raise StateError(
                 f"topology '{plan.topology}', component '{component}'",
                 f"tuples wait for it in {where}, but {problem}",
-                "Start it once more as it was and end it with Ctrl-C; then change it. Or start afresh with --fresh.",
+                "Start it once more as it was, and end it with Ctrl-C; then change it.",
             )
 
 
 def why_not_overtaken(old: Plan, new: Plan) -> str:
-    """The reason why ``new`` could not process the tuples that a marker overtakes in ``old``. Empty if it could."""
+    """The reason why ``new`` might not be able to process the tuples that a marker overtakes in ``old``. Empty if
+    it is. Any component may have state."""
     for edge in old.edges:
         source = old.streams[edge.stream]
         columns = [(field.name, str(field.type)) for field in source.fields]
         counts = len(old.tasks_of[edge.target]), len(new.tasks_of.get(edge.target, ()))
-        problem = _stream_problem(new, (source.component, source.name, columns), edge.target) or _number_problem(
-            new, (source.component, source.name), edge.target, counts, stateful=True
-        )
+        problem = _stream_problem(new, (source.component, source.name, columns), edge.target)
+        now = _edge(new, (source.component, source.name), edge.target)
+        if now is not None and (type(now.grouping), str(now.grouping)) != (
+            type(edge.grouping),
+            str(edge.grouping),
+        ):
+            problem = problem or f"it reads '{source.component}' by another grouping now"
+        if not problem:
+            problem = _number_problem(new, (source.component, source.name), edge.target, counts, stateful=True)
         if problem:
             return f"component '{edge.target}': {problem}"
     return ""
 
 
-def _problem(plan: Plan, overtaken: Overtaken, component: str, entry: OvertakenEntry, stateful: bool) -> str:
+def _problem(plan: Plan, overtaken: OvertakenFrames, component: str, entry: OvertakenEntry, stateful: bool) -> str:
     before = sum(each.rpartition("/")[0] == component for each in overtaken.tasks)
     counts = before, len(plan.tasks_of.get(component, ()))
     for number in entry.streams:

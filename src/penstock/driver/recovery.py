@@ -21,7 +21,7 @@ from penstock.protocol.task_states import Chains, InheritedTask, SavedTask, Task
 from penstock.state import manifest as manifests
 from penstock.state import savepoints
 from penstock.state.generations import Ownership
-from penstock.state.manifest import Manifest, Overtaken, TaskEntry
+from penstock.state.manifest import Manifest, OvertakenFrames, TaskEntry
 from penstock.state.store import StateStore
 from penstock.storage.start_record import START_FILE
 from penstock.topology.builder import Topology
@@ -124,7 +124,7 @@ class StateDirectory:
             return {}
         return {task.key: self._entry(manifest, task) for task in self._plan.tasks}
 
-    def waiting(self) -> Overtaken | None:
+    def waiting(self) -> OvertakenFrames | None:
         """The tuples that the tasks process before all others. None if there are none."""
         return None if self._manifest is None or not self._manifest.epoch else self._manifest.overtaken
 

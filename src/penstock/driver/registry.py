@@ -57,7 +57,7 @@ from penstock.protocol.events import (
 )
 from penstock.protocol.requests import OperatorAnswer
 from penstock.protocol.task_states import TaskStates
-from penstock.state.manifest import Overtaken
+from penstock.state.manifest import OvertakenFrames
 
 log = logging.getLogger("penstock.driver")
 
@@ -244,7 +244,7 @@ class WorkerRegistry:
         for worker in list(self.workers):
             self.send(PrefetchState(epoch, self.share(worker, tasks)), worker)
 
-    def open(self, generation: int, epoch: int, tasks: TaskStates, waiting: Overtaken | None = None) -> None:
+    def open(self, generation: int, epoch: int, tasks: TaskStates, waiting: OvertakenFrames | None = None) -> None:
         """Tell the workers to open their tasks with this state, and to process the tuples ``waiting`` first. They
         also learn the node of each worker."""
         self._begun = True

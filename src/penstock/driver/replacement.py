@@ -15,7 +15,9 @@ and has the spouts:
 5. The tuples in flight of the old run finish, its ticks stop, and it commits a last epoch (``drained``). If that
    takes longer than ``lifecycle.drain_timeout``, or the old run dies, tuples that are not committed come again, as
    after any loss. With at-least-once delivery, tuples that do not finish at once are handed to the new run
-   (``driver/handing_on.py``).
+   (``driver/handing_on.py``). With exactly-once delivery, the marker of the last epoch then overtakes them: they
+   are stored with the epoch, and the new run processes them first (``driver/overtaken.py``). The same is done in
+   step 3, so that neither step depends on how much waits.
 6. The tasks of the old run are closed (``closed``).
 7. The new run becomes the current one (``handed_over``) and takes over the state directory (``claimed``). Anything
    that the old run still writes there is ignored.
@@ -34,15 +36,17 @@ With at-most-once delivery, the old run begins to commit epochs before step 3 or
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from penstock.driver.deployment import Deployment, first_fit, make_deployment
 from penstock.driver.drain import Drain
 from penstock.driver.engine import executor_of
-from penstock.driver.handing_on import HandingOn
+from penstock.driver.handing_on import PATIENCE, HandingOn, backlog_seconds
 from penstock.driver.health import RewordedWatch
 from penstock.driver.nodes import release_step
+from penstock.driver.overtaken import why_not_overtaken
 from penstock.driver.query_run import QueryRun
 from penstock.driver.query_runs import QueryRuns
 from penstock.driver.recovery import StateDirectory
@@ -125,7 +129,7 @@ class Replacement:
             yield from self._begin_handover(old)
         else:
             yield from self._stand_by(old, new)
-        yield from self._leave(old)
+        yield from self._leave(old, new)
         yield Step("handed_over", lambda: self._hand_over(old, new), cancellable=False)
         if request.pause:
             yield runs.reserve_step(deployment, new.settings.lifecycle.start_timeout)
@@ -198,7 +202,9 @@ class Replacement:
         yield from self._begin_handover(old)
         limit = new.settings.lifecycle.start_timeout
         for _ in range(_COPIES if old.epochs.running else 0):
-            yield old.epochs.commit_step("ahead_committed", self._watch_old(), self._no_epoch_ahead)
+            yield old.epochs.commit_step(
+                "ahead_committed", self._watch_old(), self._no_epoch_ahead, patience=self._patience(new)
+            )
             yield self._prefetch(new, limit, watch)
         yield Step(
             "copied",
@@ -242,7 +248,16 @@ class Replacement:
         log.info("topology '%s': no epoch to copy ahead (%s)", self.old.deployment.topology.name, problem)
         return None
 
-    def _leave(self, old: QueryRun) -> Iterator[Step]:
+    def _patience(self, new: QueryRun) -> float:
+        """Return the seconds that tuples in flight get to finish before a marker overtakes them. Infinity if the
+        new form could not process them."""
+        why_not = why_not_overtaken(self.old.plan, new.plan)
+        if why_not:
+            log.info("topology '%s': epochs end when all queues are empty: %s", new.plan.topology, why_not)
+            return math.inf
+        return 0.0 if backlog_seconds(self.old.bus.tasks().values()) > PATIENCE else PATIENCE
+
+    def _leave(self, old: QueryRun, new: QueryRun) -> Iterator[Step]:
         """Steps 4 to 6: the old run finishes its work, as far as it can."""
         gone = (self._runs.watch(old, strict=True),)
         yield Step("paused", old.deactivate, point_of_no_return=True)
@@ -256,7 +271,14 @@ class Replacement:
             yield self._finish("finished", nothing, self._limit, gone)
             yield self._finish("ticks_stopped", old.stop_ticks, _LAST_TICKS, gone)
         if old.epochs.running:
-            yield old.epochs.commit_step("last_committed", gone, self._not_finished, last=True, cancellable=False)
+            yield old.epochs.commit_step(
+                "last_committed",
+                gone,
+                self._not_finished,
+                last=True,
+                cancellable=False,
+                patience=self._patience(new),
+            )
         yield Step("drained", old.stop_commits, cancellable=False)
         yield old.close_step()
         yield Step("old_checked", lambda: self._raise_if_failed(old), cancellable=False)

@@ -121,11 +121,12 @@ class RunEpochs:
         last: bool = False,
         moves: bool = False,
         cancellable: bool = True,
+        patience: float = math.inf,
     ) -> Step:
         """Return a step that commits an epoch that ends now, and waits until its sinks have published it.
         ``last``: this run commits no further epoch. ``moves``: a worker leaves its slot with this epoch, while
-        other commits are paused."""
-        request = CommitRequest(last=last, moves=moves)
+        other commits are paused. ``patience``: see ``CommitRequest``."""
+        request = CommitRequest(last=last, moves=moves, patience=patience)
 
         def given_up(problem: Problem) -> Problem | None:
             request.dropped = True

@@ -84,9 +84,9 @@ class OvertakenEntry:
 
 
 @dataclass(frozen=True)
-class Overtaken:
-    """The tuples that the marker of an epoch has overtaken: who begins with this epoch processes them first. Frames
-    refer to streams and tasks by the numbers of the query run that stored them."""
+class OvertakenFrames:
+    """The tuples that the marker of an epoch has overtaken: who begins with this epoch processes them first.
+    Frames refer to streams and tasks by the numbers of the query run that stored them."""
 
     streams: list[tuple[str, str, list[tuple[str, str]]]]
     """Component, name and fields of each stream; fields are ⟨name, type⟩."""
@@ -106,7 +106,7 @@ class Overtaken:
         }
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Overtaken:
+    def from_json(cls, fields: Mapping[str, Any]) -> OvertakenFrames:
         return cls(
             [(component, name, [(a, b) for a, b in columns]) for component, name, columns in fields["streams"]],
             fields["tasks"],
@@ -116,7 +116,7 @@ class Overtaken:
             },
         )
 
-    def moved(self, names: Mapping[str, str]) -> Overtaken:
+    def moved(self, names: Mapping[str, str]) -> OvertakenFrames:
         """The same tuples in copies of their files. ``names``: file → copy."""
         entries = {
             key: dataclasses.replace(
@@ -147,7 +147,7 @@ class Manifest:
     dead_letters: tuple[tuple[int, int], ...] = ()
     """Pairs of generation and epoch, one for each earlier generation that committed epochs in this directory: its
     newest epoch that is still valid. Dead letters of its later epochs are void."""
-    overtaken: Overtaken | None = None
+    overtaken: OvertakenFrames | None = None
     """None if all tuples of the epoch were processed."""
 
     @property
@@ -226,7 +226,7 @@ class Manifest:
         fields["base"] = tuple(fields["base"])
         fields["dead_letters"] = tuple((generation, epoch) for generation, epoch in fields.get("dead_letters", ()))
         overtaken = fields.get("overtaken")
-        fields["overtaken"] = None if overtaken is None else Overtaken.from_json(overtaken)
+        fields["overtaken"] = None if overtaken is None else OvertakenFrames.from_json(overtaken)
         fields["tasks"] = {
             task: TaskEntry(
                 {

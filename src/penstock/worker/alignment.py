@@ -120,7 +120,8 @@ class Alignment:
 
     def refill(self, put: Callable[[Parcel], bool]) -> None:
         """Pass the buffered frames of this epoch and of earlier ones to ``put`` in their order of arrival, until
-        ``put`` returns False. The reader waits for the lock meanwhile, so that a new frame cannot overtake them."""
+        ``put`` returns False. The reader waits for the lock meanwhile, so that a new frame cannot overtake
+        them."""
         if self._first_due() is None:
             return
         with self._lock:

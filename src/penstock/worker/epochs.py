@@ -4,9 +4,9 @@ the next stage.
 With exactly-once delivery an epoch ends with every commit. Otherwise an epoch ends only when a worker moves to
 another slot, and snapshots are taken when the driver asks for them.
 
-An epoch ends in one of two ways. Usually it ends when the worker has processed all its tuples. If the driver asks for
-it, the marker overtakes the tuples that wait: the epoch ends at once, and the snapshot includes what was overtaken
-(``worker.overtaking``).
+An epoch ends in one of two ways. Usually it ends when the worker has processed all its tuples. If the driver asks
+for it, the marker overtakes the tuples that wait: the epoch ends at once, and the snapshot includes what was
+overtaken (``worker.overtaking``).
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class WorkerEpochs:
 
     @property
     def overtakes(self) -> bool:
-        """True if the marker of the epoch is to overtake what waits. A worker that leaves with this epoch processes
-        all its tuples instead."""
+        """True if the marker of the epoch is to overtake what waits. A worker that leaves with this epoch
+        processes all its tuples instead."""
         epoch = self.number
         if epoch > max(self._overtaken, self._intake.overtaken) or self.departure.commit_at(epoch) is not None:
             return False

@@ -3,16 +3,16 @@
 An overtaking marker ends an epoch although tuples of it still wait. The worker takes its snapshot at once, and the
 tuples that wait are written with it, as frames:
 
-- tuples for the worker's own tasks: the rest of the parcels that are being executed, inboxes with their overflow, and
-  the buffer for later epochs, as far as it has frames of this epoch or an earlier one;
+- tuples for the worker's own tasks: the rest of the parcels that are being executed, inboxes with their overflow,
+  and the buffer for later epochs, as far as it has frames of this epoch or an earlier one;
 - frames for other workers that wait in send queues;
-- frames of this epoch or an earlier one that arrive after the snapshot was taken, until the marker has come from all
-  workers of the previous stage. Frames that the worker only relays are among them.
+- frames of this epoch or an earlier one that arrive after the snapshot was taken, until the marker has come from
+  all workers of the previous stage. Frames that the worker only relays are among them.
 
-The worker processes and sends all of these as usual, and their effects belong to the next epoch: what it sends from
-then on carries the next epoch. The stored frames are needed only by a query run that begins with this epoch. Each
-overtaken frame is stored by exactly one worker: by the one where it was when that worker took its snapshot, or by the
-first one that received it after its own snapshot.
+The worker processes and sends all of these as usual, and their effects belong to the next epoch: what it sends
+from then on carries the next epoch. The stored frames are needed only by a query run that begins with this epoch.
+Each overtaken frame is stored by exactly one worker: by the one where it was when that worker took its snapshot,
+or by the first one that received it after its own snapshot.
 
 A second marker may overtake what the first one has overtaken. Such frames are stored with both snapshots.
 """
@@ -35,8 +35,8 @@ from penstock.worker.spill import Spill, SpillView
 _ARRIVALS_IN_MEMORY = 16 * 1024 * 1024
 """Bytes of frames that arrive during a recording and are kept in memory: more than the channels of Spark hold."""
 _CHUNK = 8 * 1024 * 1024
-"""Bytes of frames that are written, read and signed at once. A worker needs this much memory for them, however many
-frames it stores."""
+"""Bytes of frames that are written, read and signed at once. A worker needs this much memory for them, however
+many frames it stores."""
 _PREFIX = struct.Struct("<QQ")
 """Precedes each stored frame: its size, and how many of its tuples are executed already."""
 

@@ -37,8 +37,8 @@ class _Frame(NamedTuple):
 
 
 class WaitingFrames:
-    """Distributes stored frames to the tasks of one worker. Every worker that runs tasks of a component with another
-    number of tasks reads the same frames in the same order, so all of them come to the same division."""
+    """Distributes stored frames to the tasks of one worker. Every worker that runs tasks of a component with
+    another number of tasks reads the same frames in the same order, so all of them come to the same division."""
 
     def __init__(self, id: WorkerId, plan: Plan, waiting: WaitingTuples, inboxes: Mapping[int, Inbox]) -> None:
         self._id, self._plan, self._waiting, self._inboxes = id, plan, waiting, inboxes
