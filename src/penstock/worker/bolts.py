@@ -97,11 +97,6 @@ class BoltExecutor(Executor[B]):
         """True while a parcel is being executed or waits in the inbox."""
         return self._parcel is not None or bool(self.inbox)
 
-    @property
-    def executing(self) -> bool:
-        """True while a parcel is being executed."""
-        return self._parcel is not None
-
     def unfinished(self) -> tuple[Parcel, int] | None:
         """The parcel that is being executed, and how many of its tuples are executed. None if there is none."""
         return None if self._parcel is None else (self._parcel, self._rows_taken - self._left)

@@ -133,7 +133,7 @@ class WorkerEpochs:
         the epoch has ended, or some of its sinks have prepared it."""
         if not self.overtakes:
             return False
-        if any(sink.delays_epoch_end or sink.executing for sink in self._tasks.sinks):
+        if any(sink.delays_epoch_end or sink.unfinished() for sink in self._tasks.sinks):
             return self.half_prepared  # a parcel that an unavailable sink has taken in part cannot be stored
         epoch = self.number
         self.relay_frames()
