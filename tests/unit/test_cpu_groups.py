@@ -1,10 +1,12 @@
 """CPU limits of nodes: the files of both versions of control groups, and the kernel of this machine if it has
 them."""
 
+import errno
 import os
 import secrets
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -78,6 +80,27 @@ def test_groups_that_cannot_be_written_are_refused(tmp_path, monkeypatch):
     with pytest.raises(EnvironmentFault, match="no control groups with the cpu controller are mounted"):
         manage.up(ClusterPlan(plain=True, cpus=0.5), "/java")
     assert not record.folder().exists(), "nothing was started"
+
+
+def test_a_group_that_the_kernel_still_holds_is_removed_a_moment_later(tmp_path, monkeypatch):
+    """Threads of a killed JVM may end after the process seems to be gone. The groups of a killed cluster stayed."""
+    groups, busy = CpuGroups(tmp_path, 1, "ab12"), ["node-1"] * 3
+    for node in ("node-1", "node-2"):
+        groups.group(node).mkdir(parents=True)
+    (groups.group("node-2") / "cgroup.procs").write_text("4711\n")
+    remove = Path.rmdir
+
+    def rmdir(path):
+        if path.name in busy:
+            busy.remove(path.name)
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        remove(path)
+
+    monkeypatch.setattr(Path, "rmdir", rmdir)
+    groups.remove()
+    assert not busy
+    assert not groups.group("node-1").exists()
+    assert groups.group("node-2").exists(), "it has a process"
 
 
 @pytest.mark.parametrize("cpus", [0.0, -1.0, 0.01, 5000.0, float("nan")])

@@ -26,6 +26,7 @@ _LEAST_QUOTA = 1_000
 """Microseconds; the kernel accepts no less."""
 _JOIN_SECONDS = 5.0  # until a started process must be in its group; usually a few milliseconds
 _JOIN_INTERVAL = 0.002  # seconds between two checks for it
+_REMOVE_SECONDS = 5.0  # for the threads of killed processes to end: a JVM has dozens, on a busy machine
 _PREFIX = "penstock-"
 _HINT = (
     "This needs root and a writable /sys/fs/cgroup (in a container: --privileged). Without --cpus the nodes share "
@@ -94,9 +95,12 @@ class CpuGroups:
         return None
 
     def remove(self, node: str | None = None) -> None:
-        """Remove the group of a node, or all of the cluster's. A group with processes stays."""
+        """Remove the group of a node, or all of the cluster's. A group with processes stays. The kernel keeps a
+        group for some milliseconds after its last process was killed, until all threads have ended."""
+        deadline = time.monotonic() + _REMOVE_SECONDS
         for group in [self.group(node)] if node else _children(self.folder):
-            _remove(group)
+            while not _remove(group) and not _members(group) and time.monotonic() < deadline:
+                time.sleep(_JOIN_INTERVAL)
         _remove(self.folder)
 
     @contextmanager
@@ -158,9 +162,11 @@ def _children(folder: Path) -> list[Path]:
     return []
 
 
-def _remove(group: Path) -> None:
+def _remove(group: Path) -> bool:
+    """Whether the group is gone now."""
     with suppress(OSError):  # it is gone, or has processes or groups
         group.rmdir()
+    return not group.exists()
 
 
 def _text(path: Path) -> str:
