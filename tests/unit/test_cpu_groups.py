@@ -82,8 +82,8 @@ def test_groups_that_cannot_be_written_are_refused(tmp_path, monkeypatch):
     assert not record.folder().exists(), "nothing was started"
 
 
-def test_a_group_that_the_kernel_still_holds_is_removed_a_moment_later(tmp_path, monkeypatch):
-    """Threads of a killed JVM may end after the process seems to be gone. The groups of a killed cluster stayed."""
+def test_a_group_that_the_kernel_still_holds_is_removed_later(tmp_path, monkeypatch):
+    """Threads of a killed JVM may end after the process seems gone. The groups of a killed cluster stayed."""
     groups, busy = CpuGroups(tmp_path, 1, "ab12"), ["node-1"] * 3
     for node in ("node-1", "node-2"):
         groups.group(node).mkdir(parents=True)
