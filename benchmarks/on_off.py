@@ -120,13 +120,13 @@ def measure_figure_13(results: Results, options: argparse.Namespace) -> None:
             if min(each.rate for each in found[other]) > 0:
                 ratio = median_ratio(found["on"], found[other], lambda course: course.rate)
                 results.bar(f"lu13.on_vs_{other}.{name}", ratio, "× completed sentences")
-        ratios[case] = _ratio(found["on"], found["off"])
+        ratios[case] = on_to_off(found["on"], found["off"])
     overloaded = [ratio for case, ratio in ratios.items() if case in OVERLOADED]
     results.bar("lu13.on_vs_off.overloaded", min(overloaded), "× completed sentences, the least overloaded case")
     results.bar("lu13.on_vs_off.otherwise", ratios[CASES[3]], "× completed sentences, nothing overloaded")
 
 
-def _ratio(on: list[Course], off: list[Course]) -> float:
+def on_to_off(on: list[Course], off: list[Course]) -> float:
     """On to off; if nothing is completed with the mechanisms off, as if it were one sentence per second."""
     return median([ours.rate / max(1.0, theirs.rate) for ours, theirs in zip(on, off, strict=True)])
 

@@ -356,8 +356,8 @@ EXHIBITS = (
         PAPER,
         "figure 12",
         "The topology of the throughput test",
-        code=("benchmarks/words.py", "benchmarks/fast_words.py"),
-        tests=("tests/unit/test_reproduction.py",),
+        code=("benchmarks/words.py", "benchmarks/on_off.py"),
+        tests=("tests/unit/test_on_off.py",),
     ),
     Exhibit(
         "lu-table3",
@@ -365,7 +365,7 @@ EXHIBITS = (
         "table 3",
         "Parallelism of the throughput test: 1/1/1, 1/2/1, 1/2/2, 1/4/6",
         code=("benchmarks/peers/bench.py",),
-        tests=("tests/unit/test_reproduction.py",),
+        tests=("tests/unit/test_on_off.py",),
     ),
     *(_figure_13(part) for part in CASES),
     Exhibit(

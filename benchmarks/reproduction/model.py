@@ -76,6 +76,8 @@ class Value:
     better: Better = "higher"
     equal: float = 0.05
     """Relative difference to the paper's value up to which a value counts as equal."""
+    slack: float = 0.0
+    """The same in the value's unit, for values that may be 0."""
     bar: float | None = None
     """The value that this project wants to reach, in the direction of ``better``."""
     differs: str = ""

@@ -53,7 +53,8 @@ def _verdict(value: Value, ours: float) -> str:
     if value.differs:
         return NOT_APPLICABLE
     low, high = value.paper if isinstance(value.paper, tuple) else (value.paper, value.paper)
-    if low - value.equal * abs(low) <= ours <= high + value.equal * abs(high):
+    slack = max(value.slack, 1e-9)
+    if low - max(slack, value.equal * abs(low)) <= ours <= high + max(slack, value.equal * abs(high)):
         return EQUAL
     if value.better == "same":
         return WORSE

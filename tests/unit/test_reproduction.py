@@ -164,6 +164,11 @@ def test_verdicts(paper, better, ours, verdict):
     assert compare(Value("x", "v", "v", "", paper, better), [ours]).verdict == verdict
 
 
+def test_a_value_that_may_be_0_has_a_tolerance_in_its_unit():
+    value = Value("x", "v", "v", "%", 0.0, "lower", slack=1.0)
+    assert [compare(value, [ours]).verdict for ours in (0.9, 1.1, -2.0)] == ["equal", "worse", "better"]
+
+
 def test_median_spread_and_ratio():
     found = compare(Value("x", "v", "v", "s", 10.0, "lower", bar=6.0), [7.0, 5.0, 6.0])
     assert (found.ours, found.low, found.high, found.repeats) == (6.0, 5.0, 7.0, 3)
