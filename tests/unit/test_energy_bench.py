@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks import energy_auto
 from benchmarks.energy_calibration import Measured
 from benchmarks.energy_cluster import Phase, bars
 from benchmarks.harness import Results
@@ -28,6 +29,26 @@ def test_bars_are_medians_of_the_turns_own_ratios():
     assert found["erdm.p50"] == pytest.approx(20)
     assert found["erdm.energy"] == pytest.approx(50), "joules a tuple: 0.2 to 0.1, 0.25 to 0.1, 0.2 to 0.12"
     assert found["erdm.nodes_released"] == 1, "the fewest"
+
+
+def test_bars_of_erdm_by_itself_are_the_worst_of_the_benchmarks():
+    def found(rate, base, dynamic, gaps, wrong):
+        default, back = energy_auto.Steady(1000.0, 0.01, 140.0, 60.0, 4, 0.4), 1600.0
+        erdm = energy_auto.Steady(rate, 0.01, base, dynamic, 2, 0.8)
+        after = energy_auto.Steady(back, 0.01, 140.0, 90.0, 4, 0.7)
+        return energy_auto.Found(default, erdm, after, gaps, [0.3], 0.2, 20.0, wrong, 100)
+
+    results = Results("energy")
+    energy_auto.bars(
+        results,
+        {"sol": [found(1000.0, 70.0, 50.0, [0.1, 0.4], 0)], "word_count": [found(990.0, 105.0, 55.0, [0.1], 3)]},
+    )
+    bar = {each["name"]: each["value"] for each in results.bars}
+    assert bar["erdm.auto.rate"] == 0.99
+    assert bar["erdm.auto.energy"] == pytest.approx(100 * (1 - 160 / 990 / 0.2), abs=1e-3), "joules per tuple"
+    assert (bar["erdm.auto.wrong"], bar["erdm.auto.gap_s"], bar["erdm.auto.moves"]) == (3, 0.4, 3)
+    assert (bar["erdm.auto.sol.base"], bar["erdm.auto.sol.dynamic"], bar["erdm.auto.sol.released"]) == (70, 10, 2)
+    assert bar["erdm.auto.sol.rate_back"] == 1.0
 
 
 def test_service_times_have_their_part_of_what_moves_the_frames():
