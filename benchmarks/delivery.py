@@ -19,6 +19,7 @@ from benchmarks.ackers import measure_ackers
 from benchmarks.harness import Results, median, rate_of, run_parts, running, say
 from benchmarks.hops import Identity
 from benchmarks.peers.bench import build_storm, run_storm
+from benchmarks.replay_memory import measure_replay_memory
 from benchmarks.words import BatchCount, BatchSplit, fast_word_count
 from penstock import (
     BasicBolt,
@@ -39,7 +40,7 @@ from penstock import (
 )
 from penstock.spark.session import close_session
 
-PARTS = ("acked", "latency", "ackers", "epochs", "kafka")
+PARTS = ("acked", "latency", "ackers", "epochs", "kafka", "replay-memory")
 PENDING = 5_000  # tuples in flight, for both systems
 BATCH = 1_000  # sentences per batch, so that five batches are in flight
 Times = npt.NDArray[np.float64]
@@ -47,7 +48,14 @@ Times = npt.NDArray[np.float64]
 
 def main(options: argparse.Namespace) -> int:
     """``penstock bench delivery``"""
-    measures = (measure_acked, measure_latency, measure_ackers, measure_epochs, measure_kafka)
+    measures = (
+        measure_acked,
+        measure_latency,
+        measure_ackers,
+        measure_epochs,
+        measure_kafka,
+        measure_replay_memory,
+    )
     return run_parts("delivery", dict(zip(PARTS, measures, strict=True)), options)
 
 

@@ -159,11 +159,13 @@ PUBLIC = {
         "Eden",
         "EmbeddedStore",
         "QueueEden",
+        "ReadProgress",
         "ReplayQueue",
         "ReplayRecord",
         "ReplaySpout",
         "ReplayStore",
         "Replayer",
+        "lost",
     ],
     "penstock.sim": [
         "BENCHMARKS",

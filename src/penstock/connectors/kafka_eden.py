@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -40,15 +39,17 @@ class KafkaEden(Eden):
         self._bootstrap, self._topic, self._options = bootstrap, topic, dict(options)
 
     def open(self, conf: Conf, context: Context) -> None:
-        self._emitted: deque[tuple[int, tuple[Any, ...]]] = deque()
+        self._emitted: list[tuple[int, tuple[Any, ...]]] = []
         self._spout.open(conf, context, _Catcher(self._emitted))
         component = where(context.component, context.task)
         self._again = KafkaSecondReader(component, self._bootstrap, self._second_consumer)
 
     def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
-        if not self._emitted:
-            self._spout.next_batch()
-        return [self._emitted.popleft() for _ in range(min(limit, len(self._emitted)))]
+        self._spout.limit(limit)
+        self._spout.next_batch()
+        found = list(self._emitted)
+        self._emitted.clear()
+        return found
 
     def read_again(self, positions: I64) -> list[tuple[Any, ...] | ReplayRecord]:
         place = int(positions[0]) >> OFFSET_BITS
@@ -104,7 +105,7 @@ class KafkaEden(Eden):
 class _Catcher:
     """A collector that keeps rows and message ids, which are the positions."""
 
-    def __init__(self, emitted: deque[tuple[int, tuple[Any, ...]]]) -> None:
+    def __init__(self, emitted: list[tuple[int, tuple[Any, ...]]]) -> None:
         self._emitted = emitted
 
     def ready(self, stream: str = DEFAULT_STREAM) -> bool:
@@ -128,6 +129,13 @@ class _ForwardReader(KafkaSpout):
     """Reads records and keeps only the positions of those that are not done."""
 
     flight = PositionsInFlight
+
+    _most = 0
+
+    def limit(self, records: int) -> None:
+        """Let ``next_batch`` emit at most so many records, so that none has to be kept."""
+        self._most = self._most or self._batch
+        self._batch = min(records, self._most)
 
     @property
     def schema(self) -> pa.Schema:

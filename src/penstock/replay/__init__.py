@@ -2,8 +2,9 @@
 
 from penstock.replay.eden import Eden, QueueEden
 from penstock.replay.embedded import DiskQueue, EmbeddedStore
+from penstock.replay.progress import ReadProgress
 from penstock.replay.queues import ReplayQueue, ReplayStore
-from penstock.replay.records import ReplayRecord
+from penstock.replay.records import ReplayRecord, lost
 from penstock.replay.replayer import Replayer
 from penstock.replay.spout import ReplaySpout
 
@@ -12,9 +13,11 @@ __all__ = [
     "Eden",
     "EmbeddedStore",
     "QueueEden",
+    "ReadProgress",
     "ReplayQueue",
     "ReplayRecord",
     "ReplaySpout",
     "ReplayStore",
     "Replayer",
+    "lost",
 ]
