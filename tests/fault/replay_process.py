@@ -1,4 +1,4 @@
-"""A topology with a ReplaySpout in its own process, for tests that kill it: python -m … FOLDER."""
+"""A topology with a ReplaySpout in its own process, for tests that kill it: python -m … FOLDER file|queue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from penstock import BasicBolt, Delivery, Settings, TopologyBuilder
 from penstock.connectors.file_eden import FileEden
-from penstock.replay import ReplaySpout
+from penstock.replay import QueueEden, ReplaySpout
 from penstock.testing import LocalRunner
 
 
@@ -32,9 +32,10 @@ class Record(BasicBolt):
         os.write(self._out, f"{line}\n".encode())
 
 
-def main(folder):
+def main(folder, source):
+    eden = FileEden(f"{folder}/lines.txt") if source == "file" else QueueEden(f"{folder}/queue", ("line",))
     builder = TopologyBuilder()
-    builder.set_spout("lines", ReplaySpout(FileEden(f"{folder}/lines.txt"), max_attempts=8))
+    builder.set_spout("lines", ReplaySpout(eden, max_attempts=8))
     builder.set_bolt("record", Record(f"{folder}/seen.txt")).shuffle_grouping("lines")
     settings = Settings(delivery=Delivery("at_least_once", max_spout_pending=500, epoch_interval=0.2))
     runner = LocalRunner(builder.build("killed", settings), folder=f"{folder}/state")
@@ -47,4 +48,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -8,6 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from penstock.replay import DiskQueue, ReplayRecord
 from penstock.replay.embedded import open_beside
 
 DEADLINE = 90.0
@@ -15,9 +18,9 @@ TOTAL = 4000
 BAD = [f"{number} bad" for number in range(0, TOTAL, 211)]
 
 
-def start(folder):
+def start(folder, source):
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.fault.replay_process", str(folder)],
+        [sys.executable, "-m", "tests.fault.replay_process", str(folder), source],
         stdout=subprocess.PIPE,
         cwd=Path(__file__).parents[2],
     )
@@ -33,9 +36,14 @@ def until(condition, process):
         time.sleep(0.005)  # another process's progress shows in its files only
 
 
-def test_kill_9_loses_no_line(tmp_path):
+@pytest.mark.parametrize("source", ["file", "queue"])
+def test_kill_9_loses_no_line(tmp_path, source):
     lines = [f"{number} bad" if f"{number} bad" in BAD else str(number) for number in range(TOTAL)]
     (tmp_path / "lines.txt").write_text("\n".join(lines) + "\n")
+    queue = DiskQueue(tmp_path / "queue", segment_bytes=4096)  # many segments, which are removed when released
+    for first in range(0, TOTAL, 50):
+        queue.append([ReplayRecord((line,)) for line in lines[first : first + 50]])
+    queue.close()
     good = {line for line in lines if not line.endswith("bad")}
     seen = tmp_path / "seen.txt"
 
@@ -52,13 +60,13 @@ def test_kill_9_loses_no_line(tmp_path):
         return dead_letters
 
     for turn in range(5):
-        process = start(tmp_path)
+        process = start(tmp_path, source)
         target = size() + 300 * (turn + 1)
         until(lambda target=target: size() >= target, process)
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-    process = start(tmp_path)
+    process = start(tmp_path, source)
     until(lambda: good <= set(seen.read_text().split("\n")), process)
     until(lambda: {record.payload[0] for record in dead()} >= set(BAD), process)
     (tmp_path / "stop").touch()
