@@ -9,6 +9,7 @@ First all tuples are acked, so that buffers, the read-ahead and the allocator re
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import sys
@@ -37,12 +38,14 @@ PENDING, SIZE = 50_000, 10_000  # tuples, bytes
 WARM_UP = 30_000  # tuples: several times what is read ahead
 _FEED = 2_000  # tuples written at a time
 _PATIENCE = 120.0  # seconds without a tuple until the measurement is given up
+_SETTLING, _STEADY = 30.0, 1 << 18  # seconds at most, bytes
 _HOW = ("rss", "traced")
 
 
 def measure_replay_memory(results: Results, options: argparse.Namespace) -> None:
-    """Bytes per pending tuple: growth of resident memory, and of what Python and numpy have allocated. The bar
-    is the worst of all. ``--quick`` takes one measurement of each kind."""
+    """Bytes per pending tuple: growth of resident memory (after the allocator has given back what is free), and
+    of what Python and numpy have allocated. The bar is the worst of all. ``--quick`` takes one measurement of
+    each kind."""
     repeats = options.repeats or (1 if options.quick else 3)
     worst, fastest = 0.0, []
     for source in SOURCES:
@@ -161,9 +164,21 @@ def _memory(spout: ReplaySpout, traced: bool) -> int:
         time.sleep(0.01)  # as long as the thread that reads works
         if time.monotonic() - since > _PATIENCE:
             raise SystemExit("the source has no more tuples")
-    time.sleep(1.0)  # the client of Kafka fetches ahead, too
     gc.collect()
-    return tracemalloc.get_traced_memory()[0] if traced else int(psutil.Process().memory_info().rss)
+    return tracemalloc.get_traced_memory()[0] if traced else _resident()
+
+
+def _resident() -> int:
+    """Resident memory without what the allocator keeps for later, once it no longer changes: the client of Kafka
+    fetches ahead, too."""
+    libc, last, since = ctypes.CDLL(None), [], time.monotonic()
+    while time.monotonic() - since < _SETTLING:
+        libc.malloc_trim(0)
+        last = [*last[-3:], int(psutil.Process().memory_info().rss)]
+        if len(last) == 4 and max(last) - min(last) < _STEADY:
+            break
+        time.sleep(0.5)
+    return last[-1]
 
 
 def main() -> None:

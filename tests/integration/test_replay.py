@@ -62,7 +62,9 @@ class OnDisk:
 class OnKafka:
     def __init__(self, folder, stack):
         pytest.importorskip("confluent_kafka")
-        bootstrap = stack.enter_context(KafkaServer()).bootstrap
+        kafka = stack.enter_context(KafkaServer())
+        kafka.create_topic("lines")
+        bootstrap = kafka.bootstrap
         self._broker = Broker("test", bootstrap, {})
         self._broker.produce("lines", 0, [line.encode() for line in LINES])
         self.eden = KafkaEden(bootstrap, "lines")
