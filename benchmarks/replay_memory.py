@@ -171,7 +171,8 @@ def _memory(spout: ReplaySpout, traced: bool) -> int:
 def _resident() -> int:
     """Resident memory without what the allocator keeps for later, once it no longer changes: the client of Kafka
     fetches ahead, too."""
-    libc, last, since = ctypes.CDLL(None), [], time.monotonic()
+    libc, since = ctypes.CDLL(None), time.monotonic()
+    last: list[int] = []
     while time.monotonic() - since < _SETTLING:
         libc.malloc_trim(0)
         last = [*last[-3:], int(psutil.Process().memory_info().rss)]
