@@ -19,10 +19,15 @@ PARTS = ("sim", "grid")
 FOLDER = Path("results")
 SIZES = {"500MB": 500, "1GB": 1_024, "2GB": 2_048, "5GB": 5_120}
 """Packets of 1 MB."""
-D_SECONDS = {"500MB": (55.37, 52.55), "1GB": (113.94, 98.41), "2GB": (257.35, 216.08), "5GB": (634.78, 537.92)}
+PUBLISHED_SECONDS = {
+    "500MB": (55.37, 52.55),
+    "1GB": (113.94, 98.41),
+    "2GB": (257.35, 216.08),
+    "5GB": (634.78, 537.92),
+}
 """*Sun 2022*, table 2: credit, migration."""
 ALPHAS, BETAS = (0.1, 0.3, 0.5, 0.7, 0.9), (0.3, 0.5, 0.7, 1.0, 2.0)
-D_GRID = {
+PUBLISHED_GRID = {
     0.3: (544.94, 542.89, 538.62, 540.91, 544.77),
     0.5: (539.17, 537.21, 541.26, 539.56, 540.67),
     0.7: (553.08, 550.72, 549.52, 553.61, 551.28),
@@ -51,21 +56,22 @@ def measure_sim(results: Results, options: argparse.Namespace) -> None:
         outcomes = {name: [checked(make(), count, seed) for seed in seeds] for name, make in STRATEGIES.items()}
         seconds = {name: median([each.seconds for each in runs]) for name, runs in outcomes.items()}
         better = 100 * (1 - seconds["migration"] / seconds["credit"])
-        credit, migration = D_SECONDS[size]
+        credit, migration = PUBLISHED_SECONDS[size]
         theirs = 100 * (1 - migration / credit)
         differences.append(better - theirs)
         each = [
             100 * (1 - ours.seconds / other.seconds)
             for ours, other in zip(outcomes["migration"], outcomes["credit"], strict=True)
         ]
+        for index, seed in enumerate(seeds):
+            by_seed = {f"{name} s": round(runs[index].seconds, 1) for name, runs in outcomes.items()}
+            results.row(what=f"simulated, {size}", seed=seed, **by_seed, **{"better %": each[index]})
         low, high = np.percentile(each, [25, 75])
         row: dict[str, Any] = {f"{name} s": round(value, 1) for name, value in seconds.items()}
-        row |= {"better %": better, "Sun 2022 better %": theirs}
-        note = (
-            f"Sun 2022: {credit:.0f}, {migration:.0f} s; half of {len(seeds)} seeds {low:.1f} to {high:.1f} % "
-            "better"
-        )
-        results.row(what=f"simulated, {size}", **row, note=note)
+        row |= {"better %": better, "quartiles %": f"{low:.1f} to {high:.1f}", "Sun 2022 better %": theirs}
+        row |= {"Sun 2022 credit s": credit, "Sun 2022 migration s": migration}
+        note = f"median of {len(seeds)} seeds; half of them {low:.1f} to {high:.1f} % better"
+        results.row(what=f"simulated, {size}", seed="median", **row, note=note)
         results.bar(f"migration.sim.vs_credit.{size}", better, f"% faster than credit (Sun 2022: {theirs:.1f})")
         plotted = _plot_shares(size, {name: runs[0] for name, runs in outcomes.items()})
         say(f"  {size}: credit {seconds['credit']:.1f} s, migration {seconds['migration']:.1f} s; {plotted}")
@@ -95,11 +101,21 @@ def measure_sim_grid(results: Results, options: argparse.Namespace) -> None:
     for y, beta in enumerate(BETAS):
         for x, alpha in enumerate(ALPHAS):
             runs = [checked(MigrationStrategy(MigrationPolicy(alpha, beta)), count, seed) for seed in seeds]
-            seconds[y, x] = median([each.seconds for each in runs])
+            every = [each.seconds for each in runs]
+            seconds[y, x] = median(every)
+            results.row(
+                what="simulated, 5GB",
+                alpha=alpha,
+                beta=beta,
+                **{"migration s": round(seconds[y, x], 1), "least s": min(every), "most s": max(every)},
+                **{
+                    "Sun 2022 migration s": PUBLISHED_GRID[beta][x],
+                    "by seed": dict(zip(seeds, every, strict=True)),
+                },
+            )
         found = " ".join(f"{value:.1f}" for value in seconds[y])
-        note = f"α {' '.join(_labels(ALPHAS))}: {found} s; D {min(D_GRID[beta]):.0f} to {max(D_GRID[beta]):.0f} s"
-        results.row(what=f"simulated, 5GB, β {beta:g}", **{"migration s": median(list(seconds[y]))}, note=note)
-        say(f"  β {beta:g}, {note}")
+        theirs = f"{min(PUBLISHED_GRID[beta]):.0f} to {max(PUBLISHED_GRID[beta]):.0f} s"
+        say(f"  β {beta:g}, α {' '.join(_labels(ALPHAS))}: {found} s; Sun 2022 {theirs}")
     chosen = seconds[BETAS.index(0.5), ALPHAS.index(0.3)]
     spread = 100 * (seconds.max() / seconds.min() - 1)
     results.bar(
@@ -134,7 +150,7 @@ def _plot_shares(size: str, outcomes: Mapping[str, BranchingOutcome]) -> Path:
 def _plot_grid(seconds: np.ndarray[Any, Any]) -> Path:
     """Our grid and the paper's with the same color scale."""
     figure, axes = _figure(columns=2)
-    theirs = np.array([D_GRID[beta] for beta in BETAS])
+    theirs = np.array([PUBLISHED_GRID[beta] for beta in BETAS])
     for one, values, title in zip(axes, (seconds, theirs), ("simulated", "Sun 2022, table 1"), strict=True):
         one.imshow(values, cmap="YlOrRd", aspect="auto", vmin=min(seconds.min(), theirs.min()), vmax=theirs.max())
         one.set(title=f"5 GB, s: {title}", xlabel="α", ylabel="β")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.migration_sim import ALPHAS, BETAS, D_GRID, D_SECONDS
+from benchmarks.migration_sim import ALPHAS, BETAS, PUBLISHED_GRID, PUBLISHED_SECONDS
 from benchmarks.reproduction.model import SEED, Curve, Exhibit, Experiment, Picture, Value
 
 PAPER = "Sun 2022"
@@ -11,7 +11,7 @@ _SIMULATED = (
     "once with "
     "seeds 0 to 4 (sim/branching.py), and are reported with other seeds",
 )
-_PUBLISHED_GAIN = {size: 100 * (1 - migration / credit) for size, (credit, migration) in D_SECONDS.items()}
+_PUBLISHED_GAIN = {size: 100 * (1 - migration / credit) for size, (credit, migration) in PUBLISHED_SECONDS.items()}
 
 
 def _simulation(part: str, title: str, quick: float, full: float, duration: str) -> Experiment:
@@ -161,7 +161,7 @@ EXHIBITS = (
                     f"seconds.{alpha:g}.{beta:g}",
                     f"α {alpha:g}, β {beta:g}",
                     "s",
-                    D_GRID[beta][place],
+                    PUBLISHED_GRID[beta][place],
                     "lower",
                 )
                 for beta in BETAS
@@ -177,7 +177,7 @@ EXHIBITS = (
             "s",
             tuple(Curve("sun-grid", f"alpha.{alpha:g}", f"α {alpha:g}") for alpha in ALPHAS),
             points=tuple(
-                (f"α {alpha:g}", BETAS, tuple(D_GRID[beta][place] for beta in BETAS))
+                (f"α {alpha:g}", BETAS, tuple(PUBLISHED_GRID[beta][place] for beta in BETAS))
                 for place, alpha in enumerate(ALPHAS)
             ),
         ),
@@ -198,7 +198,7 @@ EXHIBITS = (
                     "same" if name == "credit" else "lower",
                     equal=0.1,
                 )
-                for size, pair in D_SECONDS.items()
+                for size, pair in PUBLISHED_SECONDS.items()
                 for name, seconds in zip(("credit", "migration"), pair, strict=True)
             ),
             *(
@@ -255,7 +255,7 @@ EXHIBITS = (
                 ),
                 points=tuple(
                     (name, (seconds,), (100.0,))
-                    for name, seconds in zip(("credit", "migration"), D_SECONDS[size], strict=True)
+                    for name, seconds in zip(("credit", "migration"), PUBLISHED_SECONDS[size], strict=True)
                 ),
             ),
         )
