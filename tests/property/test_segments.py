@@ -62,6 +62,14 @@ def test_what_an_earlier_generation_sent_is_ignored():
     assert ledger.arrived(SOURCE, SourceRange(first_position(2), 5), 5, 1.0) == 1.0
 
 
+def test_a_gap_that_is_never_filled_is_given_up():
+    ledger = ArrivalLedger(0)
+    for n in range(1, 100_001):
+        assert ledger.arrived(SOURCE, SourceRange(n, 1), 1, float(n)) is None
+    assert ledger.arrived(SOURCE, SourceRange(100_001, 1), 1, 0.5) == 100_000.0
+    assert ledger.gaps == 0
+
+
 def test_each_sender_has_its_own_data():
     ledger, draw = ArrivalLedger(0), random.Random(0)
     for n in range(20):

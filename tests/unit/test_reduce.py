@@ -2,13 +2,16 @@
 
 import random
 from collections import Counter as Tally
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from penstock import Delivery, Merge, Reduce, Settings, Spout, TopologyBuilder, TopologyError, Transport
 from penstock.aggregates import Count, CountOf, Distinct, Max, Mean, Min, Sum, TopK, Variance
-from penstock.errors import PenstockError
+from penstock.errors import ComponentError, PenstockError
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner, run_bolt
+from penstock.topology.components import Context, Source
 from tests.consistency.components import WORLDS, Outside, World, run_until
 
 SMALL = Settings(transport=Transport(frame_bytes=500))
@@ -415,3 +418,42 @@ def test_partials_of_another_reduce_are_found_while_the_topology_is_built():
         TopologyError, match=r"WindowBolt reads field 'pane', which its input 'partials' does not have\."
     ):
         builder.build("t")
+
+
+class Emitted:
+    """A collector that keeps what is emitted, by stream."""
+
+    def __init__(self):
+        self.rows = {}
+
+    def emit_batch(self, columns, stream="default", anchors=None):
+        self.rows.setdefault(stream, []).extend(zip(*(list(column) for column in columns), strict=True))
+
+
+def test_partials_that_are_dropped_or_fail_leave_no_gap_behind_which_windows_would_wait():
+    """Their spouts emit them again, at other positions. Their times do not complete windows."""
+    window = Reduce("k", count=Count()).window("time", length=2.0, slide=1.0, lateness=0.0)
+    partials, merged, emitted = window.partials(), window.merged(), Emitted()
+    merged.prepare({}, Context("t", "total", 9, 0, {"total": (9,)}, inputs=(("partials", "segments"),)))
+    names = ["sender", "offset", "length", "tuples", "stream", "newest"]
+
+    def notes(rows):
+        arrays = [pa.array(column) for column in zip(*rows, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, names)
+
+    source = Source("spout", "default", 3, range_offset=0, range_length=2)
+    dropped = pa.RecordBatch.from_pydict({"k": ["a", "b"], "time": [50.0, 51.0]})
+    partials.skip_batch(dropped, source, emitted)
+    failing = pa.RecordBatch.from_pydict({"k": ["a"], "time": ["soon"]})
+    with pytest.raises(ComponentError):
+        partials.execute_batch(failing, replace(source, range_offset=2, range_length=1), emitted)
+    later = pa.RecordBatch.from_pydict({"k": ["a"], "time": [3.5]})
+    partials.execute_batch(later, replace(source, range_offset=3, range_length=1), emitted)
+    rows = emitted.rows["segments"]
+    assert rows == [(3, 0, 2, 2, "default", None), (3, 2, 1, 1, "default", None), (3, 3, 1, 1, "default", 3.5)]
+    told, expired = Source("partials", "segments", 5), Emitted()
+    merged.skip_batch(notes([(3, 4, 1, 1, "default", 99.0)]), told, expired)  # overtook what is before it
+    assert merged._complete.value is None
+    merged.execute_batch(notes(rows), told, expired)
+    assert merged._complete.value == 3
+    assert merged._ledger.gaps == 0

@@ -68,9 +68,9 @@ class PartialBolt(BatchBolt):
         finally:  # tuples that fail are not waited for: their senders emit them again, at other positions
             self._note(batch.num_rows, source, newest, collector)
 
-    def skip_batch(self, rows: int, source: Source, collector: BatchCollector) -> None:
+    def skip_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
         if self._window is not None:
-            self._note(rows, source, None, collector)
+            self._note(batch.num_rows, source, None, collector)
 
     def _emit_by_pane(self, batch: pa.RecordBatch, window: Window, collector: BatchCollector) -> float | None:
         """Emit the partials of the batch, and return the newest time in it."""
@@ -186,7 +186,7 @@ class WindowBolt(BatchBolt):
         if self._overdue:  # before the batch is merged, because its tuples are late for these windows
             self._emit_overdue(collector)
         if source.stream == SEGMENTS:
-            self._execute_notes(batch, source, collector)
+            self._execute_notes(batch, collector)
             return
         panes = to_values(column_of(batch, "pane"))
         newest = max(to_values(column_of(batch, NEWEST)))
@@ -207,10 +207,17 @@ class WindowBolt(BatchBolt):
         if not self._is_told:
             self._complete_windows(self._window.complete(newest), collector)
 
-    def _execute_notes(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
-        """Enter the tuples whose partials have arrived, and emit the windows that are complete now."""
+    def skip_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
+        if source.stream == SEGMENTS:  # these tuples come again at other positions, so they must leave no gap
+            self._execute_notes(batch, collector, dropped=True)
+
+    def _execute_notes(self, batch: pa.RecordBatch, collector: BatchCollector, dropped: bool = False) -> None:
+        """Enter the tuples whose partials have arrived, and emit the windows that are complete now. The time of
+        partials that were ``dropped`` does not count."""
         newest = None
         for sender, offset, length, tuples, stream, time in zip(*map(to_values, batch.columns), strict=True):
+            if dropped:
+                time = None
             if length:
                 time = self._ledger.arrived((sender, stream), SourceRange(offset, length), tuples, time)
             if time is not None and (newest is None or time > newest):

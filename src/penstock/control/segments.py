@@ -17,6 +17,11 @@ _POSITION_BITS = 40
 """Positions of one generation: a million tuples per second for twelve days."""
 
 
+_MOST_WAITING = 100_000
+"""Ranges behind a gap that are kept for a source: more than inboxes hold, so the gap will not be filled any
+more."""
+
+
 def first_position(generation: int) -> int:
     """The position of the first tuple that a task sends in a generation. It is larger than all positions of
     earlier generations, so that what is left of an earlier one is never taken for tuples of this one."""
@@ -123,7 +128,8 @@ class ArrivalLedger:
 
     Partials may overtake each other: those of a migrated segment come from another task than those before it. A
     range is complete when the partials of all its tuples have arrived, and only the complete ranges before the
-    first gap count. ``validate`` checks the invariants.
+    first gap count. Memory is bounded: a gap is given up when very much waits behind it. ``validate`` checks the
+    invariants.
     """
 
     def __init__(self, generation: int) -> None:
@@ -142,6 +148,9 @@ class ArrivalLedger:
         before = waiting.get(data.offset, _Gathered(data.length, 0, None))
         waiting[data.offset] = _Gathered(data.length, before.tuples + tuples, _later(before.newest, newest))
         found = None
+        if len(waiting) > _MOST_WAITING:
+            end = min(waiting)
+            waiting[end] = waiting[end]._replace(tuples=waiting[end].length)
         while (first := waiting.get(end)) is not None and first.tuples >= first.length:
             del waiting[end]
             end += first.length

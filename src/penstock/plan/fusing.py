@@ -75,8 +75,8 @@ def in_order(topology: Topology) -> list[TopologyNode]:
 
 
 def _partner(topology: Topology, node: TopologyNode) -> str | None:
-    parents = {subscription.component for subscription in node.inputs}
-    if len(parents) != 1 or not all(isinstance(i.grouping, LocalOrShuffle) for i in node.inputs):
+    parents = {subscription.component for subscription in node.data_inputs}
+    if len(parents) != 1 or not all(isinstance(i.grouping, LocalOrShuffle) for i in node.data_inputs):
         return None
     parent = topology.nodes[next(iter(parents))]
     same = (parent.parallelism, parent.tasks) == (node.parallelism, node.tasks)

@@ -383,7 +383,7 @@ class BatchBolt(BaseBolt):
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
         """Called for each batch. All its tuples come from one source task, in order."""
 
-    def skip_batch(self, rows: int, source: Source, collector: BatchCollector) -> None:
+    def skip_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
         """Called instead of ``execute_batch`` for a batch that is dropped because all its tuples have timed out.
         The spouts emit them again."""
 

@@ -137,7 +137,7 @@ class BoltExecutor(Executor[B]):
             self._begin(parcel)
             if self._is_timed_out(parcel.header):
                 self.stats.expired += parcel.header.rows
-                self._skip()
+                self._skip(parcel)
                 if isinstance(self._lineage, Trace):
                     self._lineage.lose()
                 self._end()
@@ -198,7 +198,7 @@ class BoltExecutor(Executor[B]):
 
     def _tick(self) -> None: ...
 
-    def _skip(self) -> None:
+    def _skip(self, parcel: Parcel) -> None:
         """The current parcel is dropped, because all its tuples have timed out."""
 
     # ---- shared ----------------------------------------------------------------------------------------
@@ -363,10 +363,10 @@ class BatchExecutor(BoltExecutor[BatchBolt]):
     def _take(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
 
-    def _skip(self) -> None:
+    def _skip(self, parcel: Parcel) -> None:
         self._collector.begin(None)
         try:
-            self.component.skip_batch(self._rows_taken, self._source(), self._collector)
+            self.component.skip_batch(self._decode(parcel), self._source(), self._collector)
         except USER_ERRORS as error:  # user code may raise anything
             self.report(blame(self.context.component, "skip_batch", error))
 
