@@ -79,6 +79,9 @@ class _Stamping:
     def ready(self, stream: str = DEFAULT_STREAM) -> bool:
         return self._collector.ready(stream)
 
+    def room(self, stream: str = DEFAULT_STREAM) -> int:
+        return self._collector.room(stream)
+
     def emit_batch(self, columns: Any, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None) -> None:
         times = pa.array(np.full(len(columns[0]), micros()))
         self._collector.emit_batch([*columns, times], stream, msg_ids)

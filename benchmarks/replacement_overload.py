@@ -71,7 +71,7 @@ class Times:
 FULL = Times(150, 5, 30, 30)  # the default settings
 FULL_FAILURES = Times(150, 2, 10, 12)
 """With a time-out of 30 s the policy ``failures`` has nothing to decide on in the first half minute."""
-QUICK = Times(12, 1, 3, 6)
+QUICK = Times(12, 1, 5, 6)
 
 
 def measure_overload(results: Results, options: argparse.Namespace) -> None:

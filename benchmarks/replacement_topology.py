@@ -208,9 +208,10 @@ class PacedNumbers(BatchSpout):
         self._total = total(self._folder)
 
     def next_batch(self) -> None:
-        if not self._collector.ready():
+        room = min(_MOST, self._collector.room())
+        if not room:
             return
-        numbers = np.array(self._take(), np.int64)
+        numbers = np.array(self._take(room), np.int64)
         if not len(numbers):
             return
         keys = pa.array(key_of(numbers, self._keys)).cast(pa.string())
@@ -231,9 +232,9 @@ class PacedNumbers(BatchSpout):
         self._open.discard(msg_id)
         self._again.append(msg_id)
 
-    def _take(self) -> list[int]:
-        taken = [self._again.popleft() for _ in range(min(_MOST, len(self._again)))]
-        end = min(self._due(), self._next + _MOST - len(taken))
+    def _take(self, most: int) -> list[int]:
+        taken = [self._again.popleft() for _ in range(min(most, len(self._again)))]
+        end = min(self._due(), self._next + most - len(taken))
         taken += range(self._next, end)
         self._next = max(self._next, end)
         return taken

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Results, median, run_parts, say
-from penstock.control.scaling import Bounds, FailurePolicy, RatePolicy, ScalingPolicy
+from penstock.control.failure_policy import FailurePolicy
+from penstock.control.scaling import Bounds, RatePolicy, ScalingPolicy
 from penstock.sim.scaling import WORDS, ScalingOutcome, ScalingSetUp, run
 
 PARTS = ("sim",)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.control.failure_policy import FailurePolicy
 from penstock.control.scaling import (
     BoltLoad,
     Bounds,
-    FailurePolicy,
     LoadSample,
     RatePolicy,
     SpoutLoad,

@@ -39,9 +39,9 @@ def test_the_example_runs_and_does_what_is_said(tmp_path, monkeypatch):
     (tmp_path / "orders.py").write_text(example)
     runner = LocalRunner(load_topology(str(tmp_path / "orders.py")))
     monkeypatch.setattr(time, "sleep", runner.clock.advance)
-    runner.run(2.0)
+    runner.run(0.1)
     assert runner.stats("orders")[0].limit == 10_000, "its own max_rate"
-    runner.run(18.0)
+    runner.run(19.9)
     before, begun = runner.stats("ship")[0].executed, runner.clock.now()
     runner.run(5.0)
     assert runner.errors == []

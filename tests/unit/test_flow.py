@@ -133,7 +133,7 @@ def test_a_task_goes_on_while_one_of_its_send_queues_takes_something():
     slow.send(1)
     assert slow.send_queue.held
     assert not send_queues.held_back
-    assert send_queues.room() == math.inf
+    assert send_queues.room() > 0
     open_.slow(10.0)
     open_.send(0)
     open_.send(1)

@@ -8,7 +8,8 @@ import math
 import pytest
 
 from penstock import BasicBolt, Scaling, Settings, SimulatedClock, Spout, TopologyBuilder
-from penstock.control.scaling import FailurePolicy, RatePolicy
+from penstock.control.failure_policy import FailurePolicy
+from penstock.control.scaling import RatePolicy
 from penstock.driver.load_sampler import LoadSampler, shape_of
 from penstock.driver.scaling_controller import ScalingController, make_policy
 from penstock.metrics.stats import TaskStats
@@ -458,17 +459,26 @@ def test_a_topology_that_keeps_up_is_left_alone(scaling, delivery):
     assert found == [], "nothing to do, and no more tasks than one"
 
 
+UNBOUNDED = {"queue_time": 60.0}
+"""Seconds: inboxes hold more than the time-out allows."""
+
+
 def test_by_time_outs_a_surge_doubles_all_bolts():
     settings = {**ACKED, "message_timeout": 5.0, "max_spout_pending": 1000}
     found, scalings = live(60.0, [(0, 60.0), (20, 400.0)], scaling="failures", **settings)
     assert found[0].parallelism == {"a": 2, "b": 2}
-    assert "time-outs, more than the average" in found[0].reason
+    assert "s, longer than the average" in found[0].reason
+    assert max(seen.failed for seen in scalings.samples) == 0, "what waits in bounded queues does not time out"
+    found, scalings = live(60.0, [(0, 60.0), (20, 400.0)], scaling="failures", **settings, **UNBOUNDED)
+    assert found[0].parallelism == {"a": 2, "b": 2}
     assert max(seen.failed for seen in scalings.samples) > 100
 
 
 def test_without_acks_late_tuples_count_as_time_outs():
     """Backpressure keeps few on their way; they are late where the inbox is long."""
     settings = {"message_timeout": 3.0, "inbox_capacity": 1000, "inbox_time": 0}
-    found, scalings = live(60.0, [(0, 60.0), (20, 400.0)], scaling="failures", **settings)
+    found, scalings = live(60.0, [(0, 60.0), (20, 400.0)], scaling="failures", **settings, **UNBOUNDED)
     assert found[0].parallelism == {"a": 2, "b": 2}
     assert max(seen.failed for seen in scalings.samples) > 100
+    _, scalings = live(60.0, [(0, 60.0), (20, 400.0)], scaling="failures", **settings)
+    assert max(seen.failed for seen in scalings.samples) == 0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.control.failure_policy import FailureCount, FailurePolicy
 from penstock.control.scaling import (
     BoltLoad,
     Bounds,
-    FailureCount,
-    FailurePolicy,
     LoadSample,
     RatePolicy,
     Scale,
@@ -110,22 +109,80 @@ def test_bounds_stop_both_ways():
     assert failing(policy, [0, 100, 0, 100, 0]) == [None] * 5
 
 
-def test_a_cool_down_shorter_than_the_ring_takes_a_doubling_back():
-    """The reason why the cool-down should be as long as the ring: the surge is still in the ring when all is well
-    again."""
-    windows = [0, 0, 0, 100, 0, 0, 0, 0, 0, 0]
-    short = failing(FailurePolicy(Bounds(cool_down=2.0), samples=6), windows)
-    assert short[3].parallelism == {"count": 4}
-    assert short[5].parallelism == {"count": 1}
-    long = failing(FailurePolicy(Bounds(cool_down=6.0), samples=6), windows)
-    assert [time for time, found in enumerate(long) if found] == [3]
+def busy(name, *arrived, queued=0):
+    """Tasks that are busy for 1 s with 100 tuples."""
+    return bolt(name, *arrived, cost=0.01, queued=queued)
+
+
+def test_a_doubling_that_helped_is_kept():
+    """Failures are below average then, and Lu 2020 would halve. Half of the tasks could not do the work."""
+    policy = FailurePolicy(AT_ONCE)
+    assert failing(policy, [0, 0, 0, 100], busy("count", 80, 80))[3].parallelism == {"count": 4}
+    after = failing(policy, [0] * 20, busy("count", 45, 45, 45, 45))
+    assert after == [None] * 20
+
+
+def test_tasks_that_are_not_needed_are_returned_after_a_calm_ring():
+    policy = FailurePolicy(AT_ONCE)
+    found = failing(policy, [0] * 6, busy("count", 10, 10, 10, 10), bolt("full", 900, 900))
+    assert found[:5] == [None] * 5
+    assert found[5].parallelism == {"count": 2}
+    assert found[5].reason == "no time-outs and no backlog in 6 load samples: count 4 -> 2 tasks"
+    policy.restart_cool_down(0.0)
+    found = failing(policy, [0] * 6, busy("count", 20, 20), bolt("full", 900, 900))
+    assert [each and each.parallelism for each in found] == [None] * 5 + [{"count": 1}], "a new ring"
+
+
+@pytest.mark.parametrize("failed", [[30, 0], [0] * 8], ids=["fewer time-outs", "calm"])
+def test_no_bolt_is_halved_while_a_backlog_is_worked_off(failed):
+    assert any(failing(FailurePolicy(AT_ONCE), failed, busy("count", 10, 10)))
+    assert not any(failing(FailurePolicy(AT_ONCE), failed, busy("count", 10, 10, queued=500)))
+    assert not any(failing(FailurePolicy(AT_ONCE), failed, busy("count", 60, 60))), "nor if one task is too few"
+
+
+def waiting(policy, latencies, queued, *arrived):
+    """The decisions for load samples without a time-out."""
+    bolts = (busy("count", *arrived, queued=queued),)
+    return [policy.decide(sample(float(time), *bolts, latency=each)) for time, each in enumerate(latencies)]
+
+
+def test_a_longer_completion_latency_doubles_where_a_backlog_waits():
+    surge = [0.01, 0.01, 0.01, 4.0]
+    found = waiting(FailurePolicy(AT_ONCE), surge, 500, 90, 90)
+    assert found[3].parallelism == {"count": 4}
+    assert found[3].reason == (
+        "tuples took 4.00 s, longer than the average of 1.01 s in 4 load samples, S² 2.74 above 0.56: "
+        "count 2 -> 4 tasks"
+    )
+    assert waiting(FailurePolicy(AT_ONCE), surge, 0, 90, 90) == [None] * 4, "more tasks would not shorten it"
+    assert waiting(FailurePolicy(AT_ONCE, late=5.0), surge, 500, 90, 90) == [None] * 4
+
+
+def test_a_shorter_completion_latency_halves_what_can_do_with_half():
+    falls = [4.0, 4.0, 0.01]
+    assert waiting(FailurePolicy(AT_ONCE), falls, 0, 20, 20)[2].parallelism == {"count": 1}
+    assert waiting(FailurePolicy(AT_ONCE), falls, 0, 60, 60) == [None] * 3
+    assert waiting(FailurePolicy(AT_ONCE), falls, 500, 20, 20) == [None] * 3
+
+
+def test_an_overload_that_does_not_vary_is_an_overload():
+    found = waiting(FailurePolicy(AT_ONCE), [4.0] * 7, 500, 200, 200)
+    assert [each and each.parallelism for each in found] == [None] * 5 + [{"count": 4}, None]
+    assert found[5].reason == "a backlog in each of 6 load samples: count 2 -> 4 tasks"
+    assert waiting(FailurePolicy(AT_ONCE), [4.0] * 9, 500, 30, 30) == [None] * 9, "they are not busy"
+
+
+def test_a_key_that_is_all_the_work_is_not_chased_by_time_outs_either():
+    policy = FailurePolicy(AT_ONCE)
+    assert waiting(policy, [4.0] * 6, 500, 200)[5].parallelism == {"count": 2}
+    assert waiting(policy, [4.0] * 12, 500, 200, 10) == [None] * 12
 
 
 def test_latency_is_kept_beside_the_failures():
     policy = FailurePolicy()
     policy.decide(sample(0.0, bolt("count", 1), failed=3, latency=0.25))
-    policy.decide(sample(1.0, bolt("count", 1)))
-    assert list(policy.recent) == [FailureCount(3, 0.25), FailureCount(0, None)]
+    policy.decide(sample(1.0, bolt("count", 1, queued=500)))
+    assert list(policy.recent) == [FailureCount(3, 0.25), FailureCount(0, None, backlog=True)]
 
 
 # ---- by rates
@@ -309,6 +366,10 @@ def test_the_cool_down_counts_from_the_decision_and_anew_from_the_replacement():
         (lambda: Bounds(cool_down=-1.0), "scaling: the cool-down must be 0 s or more, not -1.0."),
         (lambda: FailurePolicy(samples=1), "scaling: the number of load samples must be at least 2, not 1."),
         (lambda: FailurePolicy(threshold=-1.0), "scaling: the threshold C must be 0 or more, not -1.0."),
+        (
+            lambda: FailurePolicy(late=0.0),
+            "scaling: the threshold of the latency must be greater than 0, not 0.0.",
+        ),
         (lambda: RatePolicy(target=1.0), "scaling: the target use must be between 0 and 1, not 1.0."),
         (lambda: RatePolicy(slack=0.0), "scaling: the slack must be between 0 and 1, not 0.0."),
         (lambda: RatePolicy(target=0.9), "scaling: the target use with its slack must be below 1, not 1.08."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from penstock.cli.loading import load_topology
+from penstock.driver.kept_numbers import as_left, kept_texts
 from penstock.errors import SettingError
 from penstock.metrics.machine import usable_cores
 from penstock.plan.model import Fit
@@ -28,7 +29,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def handle(options: argparse.Namespace) -> int:
-    topology = load_topology(options.target)
+    topology = as_left(load_topology(options.target))
     if options.workers is not None and options.workers < 0:
         raise SettingError("--workers", f"it must be at least 0, not {options.workers}")
     settings = topology.settings
@@ -39,6 +40,8 @@ def handle(options: argparse.Namespace) -> int:
     parts = []
     if options.format in ("both", "text"):
         parts.append(as_text(topology, plan))
+        if kept := kept_texts(topology):
+            parts.append("\n".join(["kept", *(f"  {component:16} {text}" for component, text in kept.items())]))
     if options.format in ("both", "mermaid"):
         parts.append(as_mermaid(topology, plan))
     print("\n\n".join(parts))

@@ -22,6 +22,7 @@ from penstock.control.overload_detectors import (
     StepDetector,
 )
 from penstock.control.rate_limiters import CreditLimiter, RateLimiter, SpoutLimiter, StepLimiter
+from penstock.settings import Settings
 
 __all__ = [
     "LOAD_FACTOR",
@@ -39,6 +40,7 @@ __all__ = [
     "StepLimiter",
     "make_detector",
     "make_limiter",
+    "queue_time",
 ]
 
 
@@ -63,3 +65,11 @@ def make_limiter(mode: str, step: float) -> RateLimiter:
     spout has a ``SpoutLimiter`` of its own."""
     limiters: dict[str, Callable[[], RateLimiter]] = {"step": lambda: StepLimiter(step), "credit": CreditLimiter}
     return limiters.get(mode, RateLimiter)()
+
+
+def queue_time(settings: Settings, hops: int) -> float:
+    """Seconds of work that one queue may hold. ``hops``: of the longest path from a spout. Each has two queues,
+    that of the sender and the inbox, and all of them can be full, because a task that is slowed down slows its own
+    senders. They share half of the message timeout. The rest is for signals, which are late by some steps, and
+    for the work itself."""
+    return settings.flow.queue_time or settings.delivery.message_timeout / 2 / (2 * hops)

@@ -42,10 +42,12 @@ class OverloadDetector(ABC):
 
     def __init__(self, upstream: Collection[int], capacity: int) -> None:
         self.upstream, self.capacity = tuple(upstream), capacity
+        self.service: float | None = None
 
-    def resize(self, capacity: int) -> None:
-        """Set the number of tuples that the inbox holds."""
-        self.capacity = capacity
+    def resize(self, capacity: int, service: float | None = None) -> None:
+        """Set the number of tuples that the inbox holds, and the tuples per second that its task takes, if
+        known."""
+        self.capacity, self.service = capacity, service
 
     @abstractmethod
     def observe(self, now: float, length: int, arrived: int) -> Messages:
@@ -83,11 +85,13 @@ class StepDetector(OverloadDetector):
     each sender gets a ``slow`` signal. Below (1 − L)·QML a ``cancel`` signal is sent in the same way, until all
     steps are cancelled.
 
-    Lu 2020 leaves three cases open. Without these rules the rate oscillates by many steps around the sustainable
+    Lu 2020 leaves four cases open. Without these rules the rate oscillates by many steps around the sustainable
     rate:
 
     - If the queue is already recovering when the timer expires, no signal is sent.
     - A timer starts only after the last signal was applied, or one second after it if no sender answers.
+    - A queue that is longer than the inbox asks for all steps at once that its task needs. At one step per signal
+      a burst would be in the queue before the rate fits.
     - While senders are slowed, an expired timer continues until enough tuples have arrived and left to show the
       trend of the queue. Frames arrive and are taken as a whole, and a slow task takes none for a while.
     """
@@ -161,9 +165,22 @@ class StepDetector(OverloadDetector):
         self._timer = None
         if not decision:
             return []
-        self.steps = min(self.steps + 1, MAX_STEPS) if wanted == "slow" else self.steps - 1
+        if wanted == "slow":
+            steps = range(min(self.steps + 1, MAX_STEPS), min(self._steps_needed(length), MAX_STEPS) + 1)
+        else:
+            steps = range(self.steps - 1, self.steps)
+        self.steps = steps[-1]
         self._answer_by = now + MAX_SENSITIVITY
-        return [(task, wanted, float(self.steps)) for task in self.upstream]
+        return [(task, wanted, float(step)) for step in steps for task in self.upstream]
+
+    def _steps_needed(self, length: int) -> int:
+        """The steps after this signal. If the queue is longer than the inbox, by the formula for ``sensitivity``
+        all further signals are due at once: as many as the task needs to keep up with the rate from before the
+        backpressure."""
+        if length > self.capacity and self.service and self._rate > self.service:
+            needed = math.ceil(math.log(self._rate / self.service, self._step))
+            return max(self.steps + 1, needed)
+        return self.steps + 1
 
     def handover(self) -> DetectorState:
         return DetectorState(steps=self.steps, rate=self._rate)
@@ -251,6 +268,10 @@ class CreditDetector(OverloadDetector):
         self.share = max(1, capacity // max(1, len(self.upstream)))
         self._consumed = dict.fromkeys(self.upstream, 0)
         self._granted = dict.fromkeys(self.upstream, 0)
+
+    def resize(self, capacity: int, service: float | None = None) -> None:
+        super().resize(capacity, service)
+        self.share = max(1, capacity // max(1, len(self.upstream)))
 
     def record_consumed(self, source: int, rows: int) -> None:
         self._consumed[source] += rows

@@ -7,6 +7,12 @@ from collections import deque
 
 _BUCKET = 0.05  # seconds; a rate is measured over ten buckets, that is half a second
 _BUCKETS = 10
+_SERVICE_HALF_LIFE = 1.0  # seconds with work; a rate from before has half of the weight then
+_LEAST_GROWING = 2_000.0
+"""Tuples per second at which a rate begins to grow: 200 at once, and a million per second after 0.9 s. A bolt that
+takes 5 ms per tuple has 1 s of work when its first signal arrives."""
+_DOUBLING = 0.1
+"""Seconds: several times what a signal takes from the receiver to the sender."""
 _BURST = 0.05  # seconds of a rate that may be saved up, so that a pause does not permit a flood
 
 
@@ -42,6 +48,34 @@ class Meter:
         buckets = self._buckets
         while buckets and buckets[0][0] <= number - _BUCKETS:
             self._total -= buckets.popleft()[1]
+
+
+class ServiceRate:
+    """How many tuples per second a task takes while some wait for it. Idle time does not count, so it is known
+    also for a task with little to do. A batch bolt, which takes a whole frame at once, is measured from one to the
+    next."""
+
+    def __init__(self) -> None:
+        self._count = self._seconds = 0.0
+        self._since: float | None = None
+        """When it took tuples last, or when the first came after it had none. None: it has none."""
+
+    def observe(self, now: float, taken: int, waiting: int) -> None:
+        """``taken``: tuples since the last observation. ``waiting``: tuples that it has not processed yet."""
+        if taken and self._since is not None and now > self._since:
+            seconds = now - self._since
+            kept = 0.5 ** (seconds / _SERVICE_HALF_LIFE)
+            self._count = self._count * kept + taken
+            self._seconds = self._seconds * kept + seconds
+        if not waiting:
+            self._since = None
+        elif taken or self._since is None:
+            self._since = now
+
+    @property
+    def rate(self) -> float | None:
+        """None if it is not known yet."""
+        return self._count / self._seconds if self._count and self._seconds else None
 
 
 class Pace:
@@ -85,3 +119,47 @@ class Pace:
             most = max(1.0, self.rate * _BURST)
             self._tokens = min(most, self._tokens + self.rate * max(0.0, now - self._at))
         self._at = now
+
+
+class GrowingPace:
+    """Limits how fast a rate grows: from ``least`` tuples per second on, it may double every tenth of a second for
+    as long as it is used up. So a burst does not reach the receiver as a whole before the receiver can tell that
+    it is too much. A rate that is not used up falls by half every second, down to ``least``. At a steady rate
+    nothing waits."""
+
+    def __init__(self, least: float = _LEAST_GROWING) -> None:
+        self._least = least
+        self._rate = least
+        self._tokens = least * _DOUBLING
+        self._at: float | None = None
+
+    def restart(self, rate: float, now: float) -> None:
+        """Let the rate grow from this one on."""
+        self._rate = max(self._least, rate)
+        self._tokens, self._at = self._rate * _DOUBLING, now
+
+    def room(self, now: float) -> float:
+        if self._at is not None and now > self._at:
+            self._fill(now - self._at)
+        self._at = now
+        return self._tokens
+
+    def spend(self, count: int) -> None:
+        self._tokens -= count
+
+    def wait(self, now: float) -> float:
+        """Seconds until the next may be sent; at most, because the rate grows meanwhile."""
+        tokens = self.room(now)
+        return 0.0 if tokens > 0 else min(_DOUBLING, (1e-6 - tokens) / self._rate)
+
+    def _fill(self, seconds: float) -> None:
+        while seconds > 0 and self._tokens < self._rate * _DOUBLING / 2:
+            step = min(seconds, _DOUBLING)
+            seconds -= step
+            grown = self._rate * 2 ** (step / _DOUBLING)
+            self._tokens += (grown - self._rate) * _DOUBLING / math.log(2)
+            self._rate = grown
+        self._tokens += self._rate * seconds
+        if self._tokens > self._rate * _DOUBLING:
+            self._rate = max(self._least, self._rate * 0.5**seconds)
+            self._tokens = self._rate * _DOUBLING

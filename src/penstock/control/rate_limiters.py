@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from penstock.control.flow_states import LimiterState
 from penstock.control.overload_detectors import MAX_STEPS, STEP
-from penstock.control.pace import Pace
+from penstock.control.pace import GrowingPace, Pace
 from penstock.control.signals import TaskMessage
 
 
@@ -79,6 +79,9 @@ class StepLimiter(RateLimiter):
     The tasks of the component send their signals independently. The task that requests the most steps determines
     the rate, so that four tasks with full queues do not cause four steps at once. A signal also carries the total
     of steps that its task requests, so a lost or duplicated signal has no lasting effect.
+
+    While no task requests steps, only the growth of the rate is limited: a burst of a source, at the start or when
+    the last step is cancelled, would be in the receivers' inboxes before their first signal is here.
     """
 
     patient = True
@@ -92,6 +95,7 @@ class StepLimiter(RateLimiter):
         """Tasks to which nothing is sent during a migration. Their queues do not slow this sender."""
         self._step = step
         self._pace = Pace()
+        self._growth = GrowingPace()
 
     def _handle(self, message: TaskMessage, now: float, measured: float) -> None:
         requested = dict(self.steps)  # a copy: ``steps`` is replaced at the end, without zeros
@@ -104,7 +108,8 @@ class StepLimiter(RateLimiter):
         elif message.kind == "cancel" and message.source in requested:
             requested[message.source] = min(requested[message.source] - 1, int(message.value))
         self.steps = {task: steps for task, steps in requested.items() if steps > 0}
-        if not self.steps:
+        if not self.steps and self.initial is not None:
+            self._growth.restart(self.initial, now)
             self.initial = None
         self._pace.set(self._rate, now)
 
@@ -130,13 +135,14 @@ class StepLimiter(RateLimiter):
         return math.inf if initial is None or not most else initial / self._step**most
 
     def _room(self, target: int, now: float) -> float:
-        return self._pace.room(now)
+        return min(self._pace.room(now), self._growth.room(now))
 
     def record_sent(self, target: int, rows: int) -> None:
         self._pace.spend(rows)
+        self._growth.spend(rows)
 
     def wait(self, now: float) -> float:
-        return math.inf if self.paused_by else self._pace.wait(now)
+        return math.inf if self.paused_by else max(self._pace.wait(now), self._growth.wait(now))
 
     def validate(self) -> None:
         assert (self.initial is None) == (not self.steps), "limited exactly while a task requests steps"

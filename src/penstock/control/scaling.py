@@ -1,4 +1,5 @@
-"""Decides when a topology doubles or halves bolts: by time-outs (Lu 2020, algorithm 2) or by rates (as in DS2).
+"""Decides when a topology doubles or halves bolts: what all policies share, and the policy by rates (as in DS2).
+The policy by time-outs (Lu 2020, algorithm 2) is in ``penstock.control.failure_policy``.
 
 Pure: a policy gets a load sample of the whole topology and returns a new parallelism or None. The caller replaces
 the topology. A policy gets every load sample, in order and of equal length, except those during a replacement.
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,14 +18,14 @@ from penstock.errors import SettingError
 __all__ = [
     "BoltLoad",
     "Bounds",
-    "FailureCount",
-    "FailurePolicy",
+    "Doublings",
     "LoadSample",
     "RatePolicy",
     "Scale",
     "ScalingPolicy",
     "SpoutLoad",
     "TaskLoad",
+    "check",
     "demands",
     "reachable",
     "use_with",
@@ -53,14 +53,14 @@ class Bounds:
     to four times the tasks needed, and 20 s to no excess."""
 
     def __post_init__(self) -> None:
-        _check("the minimum parallelism", self.least, "at least 1", self.least >= 1)
-        _check(
+        check("the minimum parallelism", self.least, "at least 1", self.least >= 1)
+        check(
             "the maximum parallelism",
             self.most,
             f"at least the minimum, {self.least}",
             self.most >= self.least,
         )
-        _check("the cool-down", self.cool_down, "0 s or more", 0 <= self.cool_down < math.inf)
+        check("the cool-down", self.cool_down, "0 s or more", 0 <= self.cool_down < math.inf)
 
 
 def reachable(old: int, bounds: Bounds) -> list[int]:
@@ -105,78 +105,31 @@ class ScalingPolicy(ABC):
         """Called with each change that ``decide`` returns."""
 
 
-# ---- by time-outs -----------------------------------------------------------------------------------------
+# ---- what both policies know ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FailureCount:
-    failed: int
-    latency: float | None
-    """Recorded with the failures for display. Does not influence decisions."""
+class Doublings:
+    """Which bolts were doubled, so that a bolt whose work belongs to one key is not doubled again and again."""
 
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[int, float]] = {}
+        """Their previous parallelism and their busiest task's share of the work."""
 
-class FailurePolicy(ScalingPolicy):
-    """Lu 2020, algorithm 2: doubles all bolts if time-outs are above average and their number varies strongly;
-    halves them if time-outs are below average and vary strongly. Lu 2020 calls a load sample a window.
-
-    The ring includes the load sample that has just ended, as in Lu 2020, so a first surge takes effect at once. n
-    is the number of load samples in the ring (the "valid" windows of Lu 2020), not its length; with fewer than two
-    S² is 0 and nothing happens. Weights fall linearly from 1 to 1 / length: a load sample that leaves the ring has
-    little weight left, so S² does not jump, and no further constant is needed. A bolt that is fixed or at its
-    bound keeps its parallelism, and an odd parallelism is not halved.
-
-    The ring is kept across a replacement, as in Lu 2020. If the cool-down is shorter than the ring, a doubling
-    that helped is reverted, because failures are then below average. Set the cool-down to at least the length of
-    the ring; the default of 30 s equals six load samples of 5 s. Two further properties come from Lu 2020: a high
-    but constant number of failures gives S² = 0 and scales nothing, and so does no failure at all, so idle tasks
-    are kept. ``RatePolicy`` has none of these properties.
-    """
-
-    def __init__(self, bounds: Bounds | None = None, samples: int = 6, threshold: float = 25.0) -> None:
-        """``threshold``: C in Lu 2020, in failures squared. Lu 2020 gives no value; with 25, differences of up to
-        five failures are regarded as random."""
-        super().__init__(bounds)
-        _check("the number of load samples", samples, "at least 2", samples >= 2)
-        _check("the threshold C", threshold, "0 or more", 0 <= threshold < math.inf)
-        self.threshold = threshold
-        self.recent: deque[FailureCount] = deque(maxlen=samples)
-        """Oldest first."""
-        self.weights = [1 - age / samples for age in range(samples)]
-        """By age, newest first."""
-
-    @property
-    def mean(self) -> float:
-        """E (Lu 2020, equation 2); 0 for an empty ring."""
-        return sum(count.failed for count in self.recent) / max(1, len(self.recent))
-
-    @property
-    def dispersion(self) -> float:
-        """S² (Lu 2020, equation 3); 0 for an empty ring."""
-        mean = self.mean
-        weighted = zip(self.weights, reversed(self.recent), strict=False)  # the ring may not be full yet
-        return sum(weight * (count.failed - mean) ** 2 for weight, count in weighted) / max(1, len(self.recent))
-
-    def wanted(self, sample: LoadSample) -> Scale | None:
-        failed = sample.failed
-        self.recent.append(FailureCount(failed, sample.latency))
-        mean, dispersion = self.mean, self.dispersion
-        if dispersion <= self.threshold or failed == mean:
-            return None
-        more = failed > mean
-        found = {}
+    def record(self, sample: LoadSample, scale: Scale) -> None:
         for bolt in sample.bolts:
-            old = len(bolt.tasks)
-            new = old * 2 if more else old // 2
-            if not bolt.fixed and new in reachable(old, self.bounds):
-                found[bolt.name] = new
-        if not found:
-            return None
-        moves = ", ".join(f"{b.name} {len(b.tasks)} -> {found[b.name]}" for b in sample.bolts if b.name in found)
-        return Scale(
-            found,
-            f"{failed:,} time-outs, {'more' if more else 'fewer'} than the average of {mean:,.1f} in "
-            f"{len(self.recent)} load samples, S² {dispersion:,.0f} above {self.threshold:,.0f}: {moves} tasks",
-        )
+            old, new = len(bolt.tasks), scale.parallelism.get(bolt.name, 0)
+            work = uses(bolt, 1.0)
+            if new > old and work and sum(work):
+                self._before[bolt.name] = old, max(work) / sum(work)
+            elif new:
+                self._before.pop(bolt.name, None)
+
+    def useless(self, name: str, use: list[float]) -> bool:
+        """True if doubling brought less than half of the expected relief."""
+        old, share = self._before.get(name, (len(use), 1.0))
+        if len(use) <= old or not sum(use):
+            return False
+        return max(use) / sum(use) > share * (1 + old / len(use)) / 2
 
 
 # ---- by rates ---------------------------------------------------------------------------------------------
@@ -212,10 +165,10 @@ class RatePolicy(ScalingPolicy):
         changes during a sample is only partly visible in it. ``down_samples`` is larger, because too few tasks
         cost more than too many."""
         super().__init__(bounds)
-        _check("the target use", target, "between 0 and 1", 0 < target < 1)
-        _check("the slack", slack, "between 0 and 1", 0 < slack < 1)
-        _check("the target use with its slack", target * (1 + slack), "below 1", target * (1 + slack) < 1)
-        _check(
+        check("the target use", target, "between 0 and 1", 0 < target < 1)
+        check("the slack", slack, "between 0 and 1", 0 < slack < 1)
+        check("the target use with its slack", target * (1 + slack), "below 1", target * (1 + slack) < 1)
+        check(
             "the number of load samples",
             min(up_samples, down_samples),
             "at least 1",
@@ -224,8 +177,7 @@ class RatePolicy(ScalingPolicy):
         self.target, self.slack, self.up_samples, self.down_samples = target, slack, up_samples, down_samples
         self._streaks: dict[str, tuple[str, int]] = {}
         """The change that a bolt wants, and for how many load samples in a row."""
-        self._doubled: dict[str, tuple[int, float]] = {}
-        """The bolts that were doubled: their previous parallelism and their busiest task's share of the work."""
+        self._doublings = Doublings()
 
     def restart_cool_down(self, now: float) -> None:
         super().restart_cool_down(now)
@@ -270,29 +222,15 @@ class RatePolicy(ScalingPolicy):
         ways = reachable(old, self.bounds)
         if max(use) > self.target * (1 + self.slack):
             more = [new for new in ways if new > old]
-            if not more or self._doubling_was_useless(name, use):
+            if not more or self._doublings.useless(name, use):
                 return old
             return next((new for new in more if use_with(use, new) <= self.target), more[-1])
         low = self.target * (1 - self.slack)
         return next((new for new in ways if new < old and use_with(use, new) <= low), old)
 
-    def _doubling_was_useless(self, name: str, use: list[float]) -> bool:
-        """True if doubling brought less than half of the expected relief."""
-        old, share = self._doubled.get(name, (len(use), 1.0))
-        if len(use) <= old:
-            return False
-        return max(use) / sum(use) > share * (1 + old / len(use)) / 2
-
     def _decided(self, sample: LoadSample, scale: Scale) -> None:
         self._streaks.clear()
-        for bolt in sample.bolts:
-            old, new = len(bolt.tasks), scale.parallelism.get(bolt.name, 0)
-            if new > old:
-                work = uses(bolt, 1.0)
-                assert work, "the bolt can only be overloaded if it has work"
-                self._doubled[bolt.name] = old, max(work) / sum(work)
-            elif new:
-                self._doubled.pop(bolt.name, None)
+        self._doublings.record(sample, scale)
 
 
 def demands(sample: LoadSample) -> dict[str, float]:
@@ -311,9 +249,9 @@ def demands(sample: LoadSample) -> dict[str, float]:
             raise ValueError(f"these bolts form a cycle: {[bolt.name for bolt in left]}")
         for bolt in ready:
             observed = sum(emitted[name] for name in bolt.inputs)
-            arrived = bolt.arrived / sample.seconds
-            rate = sum(out[name] for name in bolt.inputs) * bolt.arrived / observed if observed else arrived
-            found[bolt.name] = rate
+            share = bolt.share if bolt.share is not None or not observed else bolt.arrived / observed
+            offered = sum(out[name] for name in bolt.inputs)
+            found[bolt.name] = rate = bolt.arrived / sample.seconds if share is None else offered * share
             out[bolt.name] = (
                 rate * bolt.emitted / bolt.processed if bolt.processed else bolt.emitted / sample.seconds
             )
@@ -356,6 +294,7 @@ def _reason(bolt: BoltLoad, use: list[float], new: int) -> str:
     )
 
 
-def _check(name: str, value: float, rule: str, holds: bool) -> None:
+def check(name: str, value: float, rule: str, holds: bool) -> None:
+    """Raise ``SettingError`` if a parameter of a policy is not allowed."""
     if not holds:
         raise SettingError("scaling", f"{name} must be {rule}, not {value!r}", "Leave it out to get the default.")

@@ -47,6 +47,9 @@ class BoltLoad:
     fixed: bool = False
     """The bolt is not scaled: the user excluded it, its grouping (global, all, direct or the user's own) does not
     distribute the load over tasks, or it is fused with a spout."""
+    share: float | None = None
+    """Tuples that arrived per tuple that its inputs emitted, over several load samples: in a single one they
+    differ by what waits in between. None: unknown."""
 
     @property
     def arrived(self) -> float:

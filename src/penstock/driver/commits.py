@@ -34,7 +34,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from penstock.driver.epochs import (
     Abandon,
@@ -94,6 +94,10 @@ def _published_file(generation: int) -> str:
     return f"{_PUBLISHED}/{generation:08d}"
 
 
+_Origin = tuple[tuple[int, int], tuple[tuple[int, int], ...], Mapping[str, manifests.ScaledBolt]]
+"""What all manifests of a generation have in common: ``base``, ``dead_letters`` and ``scaled``."""
+
+
 class Commits:
     """Carries out the instructions of an ``EpochKeeper``: sends commands to workers and writes manifests.
 
@@ -124,7 +128,7 @@ class Commits:
         self._plan, self._delivery, self._store = plan, delivery, store
         self._owner, self._send, self._crash = owner, send, crash
         self._generation = owner.generation
-        self._origin: tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None = None
+        self._origin: _Origin | None = None
         """``base`` and ``dead_letters`` of this generation's manifests. None until its first manifest has been
         read."""
         self._last = False
@@ -307,7 +311,7 @@ class Commits:
 
     def _manifest(self, commit: WriteManifest) -> Manifest:
         entries = {key: TaskEntry(entry.parts, json.loads(entry.tokens)) for key, entry in commit.tasks.items()}
-        base, dead_letters = self._find_origin()
+        base, dead_letters, scaled = self._find_origin()
         return Manifest(
             self._plan.topology,
             commit.epoch,
@@ -319,6 +323,7 @@ class Commits:
             {component: len(tasks) for component, tasks in self._plan.tasks_of.items()},
             dead_letters,
             self._overtaken(commit.overtaken),
+            scaled,
         )
 
     def _overtaken(self, tuples: dict[str, OvertakenTuples]) -> OvertakenFrames | None:
@@ -332,9 +337,9 @@ class Commits:
         entries = {key: OvertakenEntry(list(each.parts), list(each.streams)) for key, each in tuples.items()}
         return OvertakenFrames(streams, tasks, entries)
 
-    def _find_origin(self) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]]:
+    def _find_origin(self) -> _Origin:
         if self._origin is None:
             own = [name for name in manifests.history(self._store) if name.generation == self._generation]
             first = Manifest.read(self._store, own[-1]) if own else None
-            self._origin = ((0, 0), ()) if first is None else (first.base, first.dead_letters)
+            self._origin = ((0, 0), (), {}) if first is None else (first.base, first.dead_letters, first.scaled)
         return self._origin

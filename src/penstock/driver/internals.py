@@ -38,7 +38,7 @@ class Internals:
         self.load: Callable[[str], Topology] | None = None
         """Loads a topology from FILE[:OBJECT] for ``penstock replace``. Modules that were loaded before are loaded
         again. None if the topology was not started from a file."""
-        self.declared = self.topology
+        self.declared = self.topology.as_declared()
         """The topology as its program or file declares it, without later changes of the parallelism."""
 
     # ---- status ----------------------------------------------------------------------------------------

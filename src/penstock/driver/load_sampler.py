@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,9 @@ from penstock.plan.model import Plan
 from penstock.plan.planner import executor_of
 from penstock.plan.scalable import why_fixed
 from penstock.topology.builder import Topology
+
+_SHARE_SAMPLES = 6
+"""Load samples: with the default interval half a minute. Tuples wait for a quarter of that in full queues."""
 
 Stats = Mapping[int, TaskStats]
 """Counters by task id. The sampler keeps them, so the caller must not change them afterwards."""
@@ -104,6 +108,8 @@ class LoadSampler:
         load samples of about the same length."""
         self.shape, self._longest = shape, longest
         self._before: tuple[float, Stats] | None = None
+        self._recent: deque[Stats] = deque(maxlen=_SHARE_SAMPLES)
+        """Readings without a restart between them, oldest first."""
 
     def counters_went_back(self, stats: Stats) -> bool:
         """Whether the counters of a task have decreased or are missing, which means that the query was
@@ -117,16 +123,21 @@ class LoadSampler:
         the sources of spouts, if known."""
         if set(stats) != self.shape.tasks:
             self._before = None
+            self._recent.clear()
             return None
         if self._before is not None and now <= self._before[0]:
             return None
         fresh = self._before is None or self.counters_went_back(stats) or now - self._before[0] > self._longest
         before, self._before = self._before, (now, stats)
         if fresh or before is None:
+            self._recent.clear()
+            self._recent.append(stats)
             return None
+        oldest = self._recent[0] if self._recent else before[1]
+        self._recent.append(stats)
         seconds, then = now - before[0], before[1]
         spouts = [_spout(name, tasks, seconds, then, stats, offered) for name, tasks in self.shape.spouts.items()]
-        bolts = [_bolt(unit, seconds, then, stats) for unit in self.shape.units]
+        bolts = [_bolt(unit, seconds, then, stats, self._share(unit, oldest, stats)) for unit in self.shape.units]
         latency_tasks = self.shape.ends or [task for tasks in self.shape.spouts.values() for task in tasks]
         latency = Histogram()
         for task in latency_tasks:
@@ -139,6 +150,21 @@ class LoadSampler:
             latency.seconds / latency.count if latency.count else None,
             latency.above(self.shape.timeout) if self.shape.ends else 0,
         )
+
+    def _share(self, unit: ScalingUnit, then: Stats, now: Stats) -> float | None:
+        """``BoltLoad.share`` between two readings."""
+        units = {each.name: each for each in self.shape.units}
+        emitted = 0
+        for name in unit.inputs:
+            source = units.get(name)
+            for task in self.shape.spouts[name] if source is None else _tasks(source):
+                emitted += now[task].emitted - then[task].emitted
+        arrived = sum(now[task].arrived - then[task].arrived for tasks in unit.executors for task in tasks)
+        return arrived / emitted if emitted else None
+
+
+def _tasks(unit: ScalingUnit) -> list[int]:
+    return [task for tasks in (*unit.executors, *unit.fused) for task in tasks]
 
 
 def _spout(
@@ -159,10 +185,10 @@ def _spout(
     )
 
 
-def _bolt(unit: ScalingUnit, seconds: float, then: Stats, now: Stats) -> BoltLoad:
+def _bolt(unit: ScalingUnit, seconds: float, then: Stats, now: Stats, share: float | None) -> BoltLoad:
     fused = unit.fused or ((),) * len(unit.executors)
     loads = [_executor(first, rest, seconds, then, now) for first, rest in zip(unit.executors, fused, strict=True)]
-    return BoltLoad(unit.name, unit.inputs, tuple(loads), unit.fixed)
+    return BoltLoad(unit.name, unit.inputs, tuple(loads), unit.fixed, share)
 
 
 def _executor(first: tuple[int, ...], rest: tuple[int, ...], seconds: float, then: Stats, now: Stats) -> TaskLoad:

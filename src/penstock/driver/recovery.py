@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 
 from penstock.driver.commits import forget_published, read_published, write_published
+from penstock.driver.kept_numbers import scaled_bolts
 from penstock.driver.overtaken import check_waiting
 from penstock.errors import StateError
 from penstock.plan.model import Plan, Task
@@ -40,6 +41,7 @@ class StateDirectory:
         self.store = StateStore(folder or topology.settings.delivery.state_dir).child(topology.name)
         self.owner = owner or Ownership(topology.name)
         self._plan, self._delivery = plan, topology.settings.delivery.guarantee
+        self._scaled = scaled_bolts(topology)
         self._manifest: Manifest | None = None
         self.published = 0
         """``epoch`` as found by ``recover``, if all sinks are known to have published it; otherwise 0."""
@@ -87,7 +89,7 @@ class StateDirectory:
             first = manifests.nothing(self._plan.topology, self._delivery, generation, time.time(), dead_letters)
         else:
             first = found.taken_over(generation)
-        first.write(self.store)
+        replace(first, scaled=self._scaled).write(self.store)
         self.owner.check(self.store)
         self._clean_up(generation)
 
@@ -178,7 +180,8 @@ class StateDirectory:
         savepoints.verify(savepoint, found)  # before a running driver loses the directory to this one
         generation = self.owner.claim(self.store)
         copied = savepoints.copy_files(savepoint, found, self.store, generation)
-        replace(copied, dead_letters=manifests.dead_letters_so_far(self.store)).write(self.store)
+        dead_letters = manifests.dead_letters_so_far(self.store)
+        replace(copied, dead_letters=dead_letters, scaled=self._scaled).write(self.store)
         self.owner.check(self.store)
         self._clean_up(generation)
         return found.epoch

@@ -9,17 +9,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from penstock.control.scaling import (
-    Bounds,
-    FailurePolicy,
-    LoadSample,
-    RatePolicy,
-    Scale,
-    ScalingPolicy,
-    demands,
-    use_with,
-    uses,
-)
+from penstock.control.failure_policy import FailurePolicy
+from penstock.control.scaling import Bounds, LoadSample, RatePolicy, Scale, ScalingPolicy, demands, use_with, uses
 from penstock.driver.load_sampler import LoadSampler, TopologyShape, shape_of
 from penstock.driver.policy_decision import PolicyDecision
 from penstock.metrics.stats import TaskStats
@@ -32,6 +23,9 @@ log = logging.getLogger("penstock.scaling")
 
 _SAMPLES_SHOWN = 120
 """Load samples that users can look back at: ten minutes with the default interval of 5 s."""
+_LATE = 0.025
+"""Share of the message timeout: the deviation of the completion latency that the policy ``failures`` regards as
+random. Full queues make it many times as long (``flow.queue_time``), and a short pause does not reach it."""
 _LONGEST = 2.0
 """Maximum length of a load sample, in intervals. A busy thread may be a little late; anything longer means that
 there was a pause, and the load sample is dropped."""
@@ -178,5 +172,7 @@ def make_policy(settings: Settings) -> ScalingPolicy | None:
     """Return the policy that the settings name, or None if scaling is off."""
     bounds = Bounds(settings.scaling.least, settings.scaling.most, settings.scaling.cool_down)
     if settings.scaling.policy == "failures":
-        return FailurePolicy(bounds, settings.scaling.samples, settings.scaling.threshold)
+        late = settings.delivery.message_timeout * _LATE
+        scaling = settings.scaling
+        return FailurePolicy(bounds, scaling.samples, scaling.threshold, late, scaling.target)
     return RatePolicy(bounds, settings.scaling.target) if settings.scaling.policy == "rate" else None

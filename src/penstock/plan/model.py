@@ -183,6 +183,16 @@ class Plan:
         }
 
     @cached_property
+    def hops(self) -> int:
+        """The most edges on a path from a spout, fused or not; at least 1."""
+        depth = dict.fromkeys(self.tasks_of, 0)
+        edges = [(self.source_of(edge), edge.target) for edge in self.edges]
+        for _ in depth:  # a path has fewer edges than there are components
+            for source, target in edges:
+                depth[target] = max(depth[target], depth[source] + 1)
+        return max(1, *depth.values())
+
+    @cached_property
     def spouts(self) -> tuple[str, ...]:
         """The components without inputs."""
         receivers = {edge.target for edge in self.edges}

@@ -119,7 +119,17 @@ class Flow(Group):
         "where tasks post messages to each other: coordinator (the driver), or zookeeper://host:port/path",
     )
     inbox_capacity: int = setting(
-        16_384, "tuples", "the least size of a task's inbox. A larger one only adds waiting time"
+        16_384,
+        "tuples",
+        "the size of a task's inbox, unless its task is so slow that queue_time makes it smaller or so fast that "
+        "inbox_time makes it larger",
+    )
+    queue_time: float = setting(
+        0.0,
+        "s",
+        "an inbox holds at most what its task processes in this time; with at_least_once, a send queue what it "
+        "may send. 0: so much that all queues on the longest path hold half of delivery.message_timeout",
+        zero=True,
     )
     inbox_time: float = setting(
         0.1,
@@ -212,6 +222,12 @@ class Scaling(Group):
         "the policy failures acts when the variance of the time-outs is above this. A deviation of five time-outs "
         "can be chance. Lu 2020 calls it C",
         zero=True,
+    )
+    keep: bool = setting(
+        True,
+        "",
+        "whether a start begins with the parallelism that was chosen when the topology ran last, by a policy or "
+        "by hand, for bolts whose parallelism in the program is still the same",
     )
     target: float = setting(
         0.7,

@@ -9,6 +9,7 @@ import threading
 from penstock.driver.coordinator import Coordinator
 from penstock.driver.deployment import make_deployment
 from penstock.driver.handle import RunningTopology
+from penstock.driver.kept_numbers import as_left, kept_texts
 from penstock.driver.lease_thread import Lease
 from penstock.driver.operator import Operator
 from penstock.driver.retrying import retried
@@ -40,7 +41,8 @@ def submit(
     on ``host``, by default the address of this machine that the master's nodes can reach, and on ``port``, by
     default any free one. With at-least-once or exactly-once delivery the topology continues from the last
     committed epoch in its state directory; with ``savepoint`` (a path or URL) it starts from that savepoint
-    instead, and with ``fresh`` from nothing. Raises ``AlreadyRunning`` if another driver runs the topology on the
+    instead, and with ``fresh`` from nothing. Bolts that were scaled keep their parallelism (setting
+    ``scaling.keep``), except with ``fresh``. Raises ``AlreadyRunning`` if another driver runs the topology on the
     same state directory; with ``take_over`` that driver is ended instead.
     """
     settings = topology.settings
@@ -53,6 +55,9 @@ def submit(
         lease = _lease(topology, take_over)
         if lease is not None:
             opened.callback(lease.release)
+            if not fresh:
+                patience = settings.lifecycle.start_timeout
+                topology = retried(lambda: as_left(topology, savepoint), patience, threading.Event().wait)
         spark = open_session(master)
         engine = SparkEngine(spark)
         opened.callback(engine.close)
@@ -62,6 +67,8 @@ def submit(
         opened.callback(supervisor.server.stop)
         opened.callback(supervisor.monitor.close)
         _prepare(supervisor, savepoint, fresh)
+        for component, text in kept_texts(topology).items():
+            supervisor.runs.current.bus.note("scaling", component, text)
         running = RunningTopology(supervisor)
         supervisor.server.operator = Operator(running)
         opened.pop_all()  # from here on, the supervisor closes everything, also if the start fails

@@ -20,7 +20,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock import signing
 from penstock.errors import SnapshotCorrupt, StateError
@@ -71,6 +71,16 @@ class TaskEntry:
     """The chain of each state, oldest part first."""
     tokens: list[Any] = field(default_factory=list)
     """JSON tokens that its sink prepared, to be committed with this epoch."""
+
+
+class ScaledBolt(NamedTuple):
+    """A bolt that was scaled while the topology ran."""
+
+    declared: int
+    """Parallelism in the program."""
+    declared_tasks: int
+    parallelism: int
+    """What was chosen instead."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +159,8 @@ class Manifest:
     newest epoch that is still valid. Dead letters of its later epochs are void."""
     overtaken: OvertakenFrames | None = None
     """None if all tuples of the epoch were processed."""
+    scaled: Mapping[str, ScaledBolt] = field(default_factory=dict)
+    """The bolts that were scaled while the topology ran."""
 
     @property
     def name(self) -> Name:
@@ -227,6 +239,7 @@ class Manifest:
         fields["dead_letters"] = tuple((generation, epoch) for generation, epoch in fields.get("dead_letters", ()))
         overtaken = fields.get("overtaken")
         fields["overtaken"] = None if overtaken is None else OvertakenFrames.from_json(overtaken)
+        fields["scaled"] = {bolt: ScaledBolt(*each) for bolt, each in fields.get("scaled", {}).items()}
         fields["tasks"] = {
             task: TaskEntry(
                 {

@@ -46,6 +46,8 @@ class TopologyNode:
     blocking: bool = False
     """True: each executor has a worker of its own, because its calls wait."""
     line: str = field(default="", compare=False)
+    declared: tuple[int, int] | None = field(default=None, compare=False)
+    """Parallelism and number of tasks in the program, if the bolt was scaled since."""
 
     @property
     def is_spout(self) -> bool:
@@ -99,10 +101,22 @@ class Topology:
         nodes = dict(self.nodes)
         for id, new in parallelism.items():
             node = self._scalable(id, new)
-            nodes[id] = replace(node, parallelism=new, tasks=-(-node.tasks * new // node.parallelism))
+            declared = node.declared or (node.parallelism, node.tasks)
+            scaled = replace(node, parallelism=new, tasks=-(-node.tasks * new // node.parallelism))
+            same = declared == (scaled.parallelism, scaled.tasks)
+            nodes[id] = replace(scaled, declared=None if same else declared)
         result = replace(self, nodes=nodes)
         validate(result)
         return result
+
+    def as_declared(self) -> Topology:
+        """Return the topology as its program declares it, without what was scaled since."""
+        nodes = dict(self.nodes)
+        for id, node in nodes.items():
+            if node.declared is not None:
+                parallelism, tasks = node.declared
+                nodes[id] = replace(node, parallelism=parallelism, tasks=tasks, declared=None)
+        return replace(self, nodes=nodes)
 
     def _scalable(self, id: str, new: int) -> TopologyNode:
         from penstock.topology.validation import suggestion

@@ -221,6 +221,11 @@ class BatchSpoutCollector(Protocol):
         receiver is overloaded. A spout with several streams that checks this keeps the other streams at full rate.
         A spout that does not check is paused completely when too many tuples are queued."""
 
+    def room(self, stream: str = DEFAULT_STREAM) -> int:
+        """Return how many tuples emitted now on this stream are sent at once; 0 where ``ready`` returns False. A
+        spout that emits larger batches fills the queues of an overloaded receiver with more than it processes
+        before the message timeout."""
+
 
 class Component(ABC):
     """Base class of all spouts and bolts."""

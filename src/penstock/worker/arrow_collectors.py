@@ -114,6 +114,9 @@ class SpoutArrowCollector(ArrowCollector):
     def ready(self, stream: str = DEFAULT_STREAM) -> bool:
         return named_output(self._component, self._outputs, stream).ready()
 
+    def room(self, stream: str = DEFAULT_STREAM) -> int:
+        return named_output(self._component, self._outputs, stream).room()
+
     def emit_batch(
         self, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None
     ) -> None:

@@ -18,6 +18,7 @@ from penstock.control.backpressure import (
     SpoutLimiter,
     StepLimiter,
     make_limiter,
+    queue_time,
 )
 from penstock.control.flow_states import LimiterState
 from penstock.control.pace import Meter
@@ -34,9 +35,11 @@ _HELD_MEMORY = 1024 * 1024
 _FRAME_TIME = 0.05
 """Seconds: while a send queue is slowed down, a frame carries the tuples that it may send in this time. Short, so
 that tuples arrive steadily; at 10 ms the small frames cost the loop of the receiving bolt 4 %."""
-_LEAST_ROWS = 16
+LEAST_ROWS = 16
 """Tuples of such a frame, however low the rate is: smaller frames would cost more than the steadier arrival is
-worth."""
+worth. Fewer only if these would be a large part of what may wait."""
+_FRAMES_IN_QUEUE = 4
+"""The least number of frames that make up what may wait in a send queue."""
 _RELEASED_PER_TURN = 4 * 1024 * 1024
 """Bytes that a send queue releases in one turn. All frames that may wait on disk would not fit in memory."""
 
@@ -84,7 +87,10 @@ class SendQueue:
     def frame_rows(self) -> float:
         """The maximum number of tuples that a frame should carry at the current rate."""
         rate = self.limiter.rate
-        return math.inf if math.isinf(rate) else max(_LEAST_ROWS, rate * _FRAME_TIME)
+        if math.isinf(rate):
+            return math.inf
+        least = max(1.0, min(LEAST_ROWS, rate * self._longest_wait / _FRAMES_IN_QUEUE)) if rate else LEAST_ROWS
+        return max(least, rate * _FRAME_TIME)
 
     def room(self) -> float:
         """Number of tuples that may be sent now; 0 while others wait."""
@@ -173,9 +179,8 @@ class FlowControl:
         self._states: list[TaskFlowState] = []
         self._plan, self._settings, self._clock, self._dispatch = plan, settings, clock, dispatch
         tracked = settings.delivery.guarantee == "at_least_once"
-        self._longest_wait = settings.delivery.message_timeout / 2 if tracked else math.inf
-        """Seconds that a tuple may wait in a send queue: half of the message timeout, so that the other half
-        remains for the inbox of the receiver."""
+        self._longest_wait = queue_time(settings, plan.hops) if tracked else math.inf
+        """Seconds that a tuple may wait in a send queue."""
         self._task_limiters: dict[int, RateLimiter] = {}
         """By task. In mode ``spout``, which stops or resumes a whole task, all send queues of the task share
         it."""

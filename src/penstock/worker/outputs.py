@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from penstock.metrics.stats import TaskStats
 from penstock.topology.groupings import ALL_ROWS, Router, Rows, Split
 from penstock.topology.streams import Stream
 from penstock.worker.failures import USER_ERRORS, blame
-from penstock.worker.flow_control import SendQueue
+from penstock.worker.flow_control import LEAST_ROWS, SendQueue
 from penstock.worker.migration_routes import MigrationRoutes
 from penstock.worker.tracking import Ancestry, Anchoring, Origins
 
@@ -145,6 +146,12 @@ class StreamOutput:
         """Emitted now, a tuple would leave at once: no receiver of this stream is overloaded."""
         queues = (edge.send_queue for edge in self._edges)
         return all(queue is None or queue.room() > self.waiting() for queue in queues)
+
+    def room(self) -> int:
+        """How many tuples emitted now would leave at once, or at least a small frame of them; 0 if none would."""
+        rooms = [edge.send_queue.room() for edge in self._edges if edge.send_queue is not None]
+        free = min(rooms, default=math.inf) - self.waiting()
+        return 0 if free <= 0 else int(min(max(free, LEAST_ROWS), _MOST_ROWS))
 
     def add_batch(self, batch: pa.RecordBatch, task: int | None) -> None:
         """Add the rows of a batch component. ``task`` is the target task on a direct stream, otherwise None."""

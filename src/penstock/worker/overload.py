@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Collection, Mapping
 
 from penstock.clock import Clock
-from penstock.control.backpressure import CreditDetector, OverloadDetector, make_detector
+from penstock.control.backpressure import OverloadDetector, make_detector, queue_time
 from penstock.control.flow_states import DetectorState
-from penstock.control.pace import Meter
+from penstock.control.pace import Meter, ServiceRate
 from penstock.control.signals import TaskFlowState, TaskMessage
 from penstock.plan.model import Plan
 from penstock.settings import Settings
@@ -24,6 +24,9 @@ from penstock.worker.inbox import Inbox
 _VERDICT_PAUSE = 0.02
 """Least seconds until an inbox is observed again if nothing arrives or leaves. A timer that has expired stays due
 until the trend of the queue is known; without this pause the loop would run continuously until then."""
+
+_LEAST_CAPACITY = 16
+"""Tuples that the inbox of a very slow task holds. With fewer, each frame would be an overload."""
 
 
 class OverloadDetectors:
@@ -38,8 +41,8 @@ class OverloadDetectors:
         """⟨Task of this worker, sender⟩: the senders that were told to wait because they are epochs ahead of the
         others."""
         self._peaks: dict[int, int] = {}
-        self._taken: dict[int, tuple[Meter, int]] = {task: (Meter(), 0) for task in inboxes}
-        """For each task, the rate at which it takes tuples, and how many it had taken at the last observation."""
+        self._taken = {task: _Taken() for task in inboxes}
+        self._queue_time = queue_time(settings, plan.hops)
         self._observing = threading.Lock()
         self._stopped = False
         """True: another process continues from the handover state, so this one must not send signals."""
@@ -81,20 +84,20 @@ class OverloadDetectors:
             self._observing.release()
 
     def _resize(self, task: int, inbox: Inbox, detector: OverloadDetector, now: float) -> None:
-        """Set the capacity of an inbox to what its task takes in ``flow.inbox_time`` seconds, but at least
-        ``flow.inbox_capacity``: at two million tuples per second, an inbox of the default capacity would be empty
-        before a signal reaches a sender."""
-        taken = inbox.arrived - inbox.length - inbox.executing
-        meter, before = self._taken[task]
-        if taken > before:
-            meter.add(taken - before, now)
-            self._taken[task] = (meter, taken)
-        flow = self._settings.flow
-        capacity = max(flow.inbox_capacity, int(meter.rate(now) * flow.inbox_time))
-        if capacity != inbox.capacity:
-            inbox.capacity = capacity
-            if not isinstance(detector, CreditDetector):  # it has granted shares of the first capacity already
-                detector.resize(capacity)
+        """Set the capacity of an inbox: ``flow.inbox_capacity``, but not more than the task takes in
+        ``flow.queue_time`` seconds, since tuples would time out while they wait, and not less than it takes in
+        ``flow.inbox_time`` seconds: at two million tuples per second, an inbox of the default capacity would be
+        empty before a signal reaches a sender."""
+        taken, flow = self._taken[task], self._settings.flow
+        waiting = inbox.length + inbox.executing
+        taken.observe(now, inbox.arrived - waiting, waiting)
+        service = taken.service.rate
+        capacity = flow.inbox_capacity
+        if service is not None:
+            capacity = min(capacity, max(_LEAST_CAPACITY, int(service * self._queue_time)))
+        capacity = max(capacity, int(taken.meter.rate(now) * flow.inbox_time))
+        inbox.capacity = capacity
+        detector.resize(capacity, service)
 
     def _request_waits(self, ahead: set[tuple[int, int]]) -> None:
         for task, sender in ahead - self._asked_to_wait:
@@ -141,3 +144,22 @@ class OverloadDetectors:
         for task, detector in self._detectors.items():
             detector.restore(states[task])
         self._asked_to_wait = set(asked_to_wait)
+
+
+class _Taken:
+    """How fast a task takes tuples."""
+
+    def __init__(self) -> None:
+        self.meter = Meter()
+        """Over the last half second."""
+        self.service = ServiceRate()
+        """While tuples wait."""
+        self._total = 0
+
+    def observe(self, now: float, total: int, waiting: int) -> None:
+        """``total``: tuples that the task has taken so far."""
+        taken = total - self._total
+        if taken > 0:
+            self.meter.add(taken, now)
+            self._total = total
+        self.service.observe(now, max(0, taken), waiting)
