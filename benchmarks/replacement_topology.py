@@ -208,10 +208,7 @@ class PacedNumbers(BatchSpout):
         self._total = total(self._folder)
 
     def next_batch(self) -> None:
-        room = min(_MOST, self._collector.room())
-        if not room:
-            return
-        numbers = np.array(self._take(room), np.int64)
+        numbers = np.array(self._take(min(_MOST, self._collector.room())), np.int64)
         if not len(numbers):
             return
         keys = pa.array(key_of(numbers, self._keys)).cast(pa.string())

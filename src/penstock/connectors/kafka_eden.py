@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -110,6 +112,9 @@ class _Catcher:
 
     def ready(self, stream: str = DEFAULT_STREAM) -> bool:
         return True
+
+    def room(self, stream: str = DEFAULT_STREAM) -> int:
+        return sys.maxsize
 
     def emit_batch(
         self, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None

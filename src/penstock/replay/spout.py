@@ -83,7 +83,7 @@ class ReplaySpout(BatchSpout):
         assert self._replayer is not None
         if given_up := self._replayer.take_given_up():
             self._context.gave_up(given_up)
-        entries = self._replayer.take(_BATCH)
+        entries = self._replayer.take(min(_BATCH, self._collector.room()))
         if not entries:
             return
         try:

@@ -45,6 +45,7 @@ from penstock.testing.local_slot import LocalSlot
 from penstock.topology.builder import Topology
 from penstock.topology.tuples import Tuple
 from penstock.worker.phase import WorkerPhase
+from penstock.worker.spouts import SpoutExecutor
 from penstock.worker.worker import Worker
 
 _TURN = 0.0005
@@ -191,10 +192,19 @@ class LocalRunner:
         while True:
             before = self._progress()
             self.run(patience)
-            if self._progress() == before and not self._in_flight():
+            if self._progress() == before and not self._in_flight() and not self._spouts_wait():
                 return
             if self.clock.now() > end:
                 raise TimeoutError(f"topology '{self.plan.topology}' is still busy after {limit} simulated s")
+
+    def _spouts_wait(self) -> bool:
+        """Whether a spout could continue when the limit of a rate permits more tuples."""
+        return any(
+            0 < executor.send_queues.wait() < math.inf
+            for worker in self.workers.values()
+            for executor in worker.inspect().executors
+            if isinstance(executor, SpoutExecutor) and executor.active
+        )
 
     def feed(self, component: str, rows: Iterable[Sequence[Any]]) -> None:
         """Give rows to a ``FeederSpout`` to emit: row i goes to the task with index i modulo the number of
