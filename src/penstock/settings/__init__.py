@@ -8,12 +8,12 @@ from penstock.settings.groups import (
     Lifecycle,
     Migration,
     Monitor,
-    Placement,
     Scaling,
     Transport,
     Workers,
 )
 from penstock.settings.model import BY_NAME, GROUPS, Settings, full_name
+from penstock.settings.placement import Placement
 
 __all__ = [
     "BY_NAME",

@@ -17,11 +17,11 @@ from penstock.settings.groups import (
     Lifecycle,
     Migration,
     Monitor,
-    Placement,
     Scaling,
     Transport,
     Workers,
 )
+from penstock.settings.placement import Placement
 
 
 def _why(text: str) -> dict[str, str]:

@@ -217,14 +217,11 @@ class BatchSpoutCollector(Protocol):
         """Emit many tuples on a direct stream to the task with this id."""
 
     def ready(self, stream: str = DEFAULT_STREAM) -> bool:
-        """Return True if a tuple emitted on this stream is sent at once, False if it would be queued because a
-        receiver is overloaded. A spout with several streams that checks this keeps the other streams at full rate.
-        A spout that does not check is paused completely when too many tuples are queued."""
+        """As ``SpoutCollector.ready``."""
 
     def room(self, stream: str = DEFAULT_STREAM) -> int:
-        """Return how many tuples emitted now on this stream are sent at once; 0 where ``ready`` returns False. A
-        spout that emits larger batches fills the queues of an overloaded receiver with more than it processes
-        before the message timeout."""
+        """Return how many tuples emitted now on this stream are sent at once. Larger batches may wait for longer
+        than the message timeout if a receiver is overloaded."""
 
 
 class Component(ABC):
