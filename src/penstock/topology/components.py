@@ -220,8 +220,7 @@ class BatchSpoutCollector(Protocol):
         """As ``SpoutCollector.ready``."""
 
     def room(self, stream: str = DEFAULT_STREAM) -> int:
-        """Return how many tuples emitted now on this stream are sent at once. Larger batches may wait for longer
-        than the message timeout if a receiver is overloaded."""
+        """Return how many tuples emitted now are sent at once. Larger batches may wait for an overloaded receiver."""
 
 
 class Component(ABC):
