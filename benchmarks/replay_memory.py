@@ -81,6 +81,9 @@ class _PendingTable:
     def ready(self, stream: str = DEFAULT_STREAM) -> bool:
         return True
 
+    def room(self, stream: str = DEFAULT_STREAM) -> int:
+        return sys.maxsize
+
     def emit_batch(self, columns: Any, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None) -> None:
         assert msg_ids is not None
         self._ids.add_many(msg_ids)

@@ -220,7 +220,7 @@ class BatchSpoutCollector(Protocol):
         """As ``SpoutCollector.ready``."""
 
     def room(self, stream: str = DEFAULT_STREAM) -> int:
-        """Return how many tuples emitted now are sent at once. Larger batches may wait for an overloaded receiver."""
+        """Return how many tuples emitted now are sent at once. More may wait for an overloaded receiver."""
 
 
 class Component(ABC):
