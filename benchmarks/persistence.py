@@ -37,8 +37,9 @@ from penstock.persist.queues import PersistentQueue
 from penstock.persist.spec import find
 from penstock.spark.submit import submit
 
-PARTS = ("sleep", "kill", "stores", "queues")
+PARTS = ("sleep", "memory", "kill", "stores", "queues")
 RATE = 2_000  # results per second
+MEMORY_RATE = 20_000  # results per second, so that memory runs out within a minute
 HOPELESS = ("direct", "inner")
 """Cases whose results would take an hour to reach the store."""
 _PATIENCE = 60.0  # seconds; time limit for everything that should take a moment
@@ -49,7 +50,7 @@ Floats = npt.NDArray[np.float64]
 
 def main(options: argparse.Namespace) -> int:
     """``penstock bench persistence``"""
-    measures = (measure_sleep, measure_kill, measure_stores, measure_queues)
+    measures = (measure_sleep, measure_memory, measure_kill, measure_stores, measure_queues)
     return run_parts("persistence", dict(zip(PARTS, measures, strict=True)), options)
 
 
@@ -94,7 +95,9 @@ def measure_sleep(results: Results, options: argparse.Namespace) -> None:
                 folder = Path(root) / case.replace(" ", "-")
                 courses[case], wrong = _alone(case, folder, mrwq, warm_up, seconds)
                 _row(results, case, courses[case], wrong)
+                results.curve(f"{case}.p50", courses[case].seconds, courses[case].p50)
                 results.curve(f"{case}.p95", courses[case].seconds, courses[case].p95)
+                results.curve(f"{case}.waiting", *courses[case].series("waiting"))
                 results.curve(f"{case}.worker MB", *courses[case].series("worker MB"))
                 if case == "delayed":
                     results.bar(
@@ -109,6 +112,8 @@ def measure_sleep(results: Results, options: argparse.Namespace) -> None:
     results.bar("delayed.p95_vs_instant", ratio, "× the p95 with a fast store")
     for case in ("delayed", "direct"):
         results.bar(f"{case}.p95_slope", rise(courses[case]), "% a minute")
+    for bar, case in (("lu16.flat", "delayed"), ("lu16.direct", "direct")):
+        results.bar(bar, last_to_first(courses[case].p50), f"× p50 of the last third to the first, {case}")
     results.bar("direct.p95_growth", growth(courses["direct"].p95), "× the first p95, at the end")
     for case in ("delayed", "inner"):
         results.bar(f"{case}.worker_growth", slope(*courses[case].series("worker MB")) * 60, "MB a minute")
@@ -217,6 +222,77 @@ def _row(results: Results, case: str, course: Course, wrong: int) -> None:
     )
 
 
+# ---- memory --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Pressed:
+    """A case whose process may not use much memory, over time."""
+
+    seconds: Floats
+    megabytes: Floats
+    """Of the worker with the persist bolt; 0 while there is none."""
+    deaths: int
+    acked: int
+    """Results that were acked: before the last death if there was one, else in all."""
+    lost: int
+    """Those of them that are not in the store at the end."""
+
+
+def measure_memory(results: Results, options: argparse.Namespace) -> None:
+    """20,000 results per second into the same store, and little memory for the process of the persist bolt
+    (*Lu 2020*, figure 10): it is killed when it exceeds that."""
+    room, seconds = (60, 25) if options.quick else (300, 150)
+    found: dict[str, Pressed] = {}
+    for case in ("inner", "delayed"):
+        with tempfile.TemporaryDirectory(prefix="penstock-persistence-") as root:
+            found[case] = pressed = _pressed(case, Path(root), seconds, room)
+        peak = float(pressed.megabytes.max())
+        results.row(
+            what=f"{MEMORY_RATE:,} results/s",
+            case=case,
+            **{"peak MB": peak, "deaths": pressed.deaths, "acked": pressed.acked, "lost": pressed.lost},
+        )
+        results.curve(f"memory.{case}.worker MB", pressed.seconds, pressed.megabytes)
+        results.bar(
+            f"lu10.{case}.lost", pressed.lost, f"of {pressed.acked:,} acked results, {pressed.deaths} deaths"
+        )
+    peaks = {case: float(pressed.megabytes.max()) for case, pressed in found.items()}
+    text = f"× the most memory of the delayed queue's worker; {room} MB of growth end a process"
+    results.bar("lu10.memory_ratio", peaks["inner"] / peaks["delayed"], text)
+
+
+def _pressed(case: str, folder: Path, seconds: float, room: float) -> Pressed:
+    say(f"  {case}: {seconds:g} s with {room:g} MB of room")
+    handle = submit(words_to_store(case, _made(folder / case), MEMORY_RATE, room_mb=room))
+    folder = folder / case
+    points: list[tuple[float, float]] = []
+    first = deaths = handle.internals.restarts
+    before = known = acked(folder)
+    begun = time.monotonic()
+    try:
+        while (elapsed := time.monotonic() - begun) < seconds:
+            megabytes = 0.0
+            with contextlib.suppress(KeyError, psutil.Error):  # the worker is being replaced
+                megabytes = psutil.Process(_persist_pid(handle)).memory_info().rss / 2**20
+            points.append((elapsed, megabytes))
+            if handle.internals.restarts > deaths:
+                deaths, before = handle.internals.restarts, known
+            known = acked(folder)
+            time.sleep(max(0.0, begun + len(points) * 0.5 - time.monotonic()))
+        if deaths == first:
+            handle.deactivate()
+            handle.drain(_PATIENCE)
+            before = acked(folder)
+    finally:
+        handle.kill(drain=False)
+    if case not in HOPELESS:
+        _empty_queue(handle, folder)
+    wanted = results_of(before)
+    at, megabytes_at = (np.array(values) for values in zip(*points, strict=True))
+    return Pressed(at, megabytes_at, deaths - first, len(wanted), len(np.setdiff1d(wanted, stored(folder))))
+
+
 # ---- kill -9 -------------------------------------------------------------------------------------------
 
 
@@ -282,6 +358,12 @@ def slope(x: Floats, y: Floats) -> float:
 def rise(course: Course) -> float:
     """Growth of the p95 per minute, in % of its median."""
     return slope(course.seconds, course.p95) * 60 / median(list(course.p95)) * 100
+
+
+def last_to_first(values: Floats) -> float:
+    """Ratio of the median of the last third to that of the first."""
+    third = max(1, len(values) // 3)
+    return float(np.median(values[-third:]) / np.median(values[:third]))
 
 
 def growth(values: Floats) -> float:

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import itertools
 import os
+import shutil
 import sqlite3
 import tempfile
 import time
@@ -25,6 +26,8 @@ from penstock.clock import SystemClock
 from penstock.errors import EnvironmentFault
 from penstock.persist.embedded import EmbeddedQueue
 from penstock.persist.entries import pack
+from penstock.persist.memcached import MemcachedQueue
+from penstock.persist.memory import MemoryQueue
 from penstock.persist.parquet import ParquetStore
 from penstock.persist.postgres import PostgresStore
 from penstock.persist.processor import drained
@@ -198,20 +201,29 @@ def measure_queues(results: Results, options: argparse.Namespace) -> None:
     """Duration of a put of 2 KB, during which a bolt waits; and MB per second with large entries, in and out."""
     puts, large = (200, 16) if options.quick else (5_000, 48)  # 24 MB: memcached's queue holds 32
     repeats = options.repeats or (1 if options.quick else 3)
-    with tempfile.TemporaryDirectory(prefix="penstock-queues-") as root, queue_servers() as servers:
-        queues: dict[str, PersistentQueue] = {"embedded": EmbeddedQueue(), **servers}
+    with contextlib.ExitStack() as stack:
+        root = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-queues-"))
+        servers = stack.enter_context(queue_servers())
+        queues: dict[str, PersistentQueue] = {"embedded": EmbeddedQueue(), "memory": MemoryQueue(), **servers}
+        if "memcached" in servers:
+            three = [stack.enter_context(MemcachedServer()).address for _ in range(3)]
+            queues |= {
+                "memcached x3": MemcachedQueue(three),
+                "memcached x3, twice": MemcachedQueue(three, copies=2),
+            }
         found: dict[str, list[tuple[float, ...]]] = {name: [] for name in queues}
         for number in range(repeats):
             for name, mrwq in queues.items():
                 found[name].append(queue_speed(mrwq, f"{root}/{number}-{name}", puts, large))
                 p50, p95, into, out = found[name][-1]
                 say(f"  {name}, repeat {number + 1}: put p50 {p50:.2f} ms, {into:,.0f} MB/s in, {out:,.0f} out")
+            shutil.rmtree(MemoryQueue().open(f"{number}-memory", f"{root}/{number}-memory")._folder.parent)
     for name, values in found.items():
         p50, p95, into, out = (median(list(each)) for each in zip(*values, strict=True))
         results.row(
             what="put of 2 KB", case=name, **{"p50 ms": p50, "p95 ms": p95, "MB/s in": into, "MB/s out": out}
         )
-        results.bar(f"queue.{name}.put_p50_ms", p50, "ms for 2 KB")
+        results.bar(f"queue.{name.replace(', ', '.').replace(' ', '.')}.put_p50_ms", p50, "ms for 2 KB")
 
 
 def queue_speed(mrwq: PersistentQueue, folder: str, puts: int, large: int) -> tuple[float, float, float, float]:
@@ -250,7 +262,6 @@ def _empty(mrwq: PersistentQueue, folder: str) -> float:
 @contextlib.contextmanager
 def queue_servers() -> Iterator[dict[str, PersistentQueue]]:
     """Queues by name, on servers started for them. Prints which servers are not available."""
-    from penstock.persist.memcached import MemcachedQueue
     from penstock.persist.redis import RedisQueue
 
     queues: dict[str, PersistentQueue] = {}

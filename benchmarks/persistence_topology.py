@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import queue
 import secrets
+import signal
 import threading
 import time
 from collections import deque
@@ -52,10 +53,13 @@ _FIELDS: tuple[tuple[str, type], ...] = (("result", int), ("word", str), ("count
 IntArray = npt.NDArray[np.int64]
 
 
-def words_to_store(case: str, folder: Path, rate: float, mrwq: PersistentQueue | None = None) -> Topology:
+def words_to_store(
+    case: str, folder: Path, rate: float, mrwq: PersistentQueue | None = None, room_mb: float = 0.0
+) -> Topology:
     """Lines at a rate of ``rate`` words per second → split → count → persist in one of four ways: delayed (with
     any queue), instant, direct, inner. All files are in ``folder``: see ``acked``, ``times``, ``times_stored`` and
-    ``stored``."""
+    ``stored``. ``room_mb``: the memory that the process of the persist bolt may use beyond that at its start, or 0
+    for no limit."""
     store = SleepingStore(str(folder / "store"), 0.0 if case == "instant" else SLEEP)
     others: dict[str, Any] = {"direct": DirectBolt, "inner": InnerQueueBolt}
     builder = TopologyBuilder()
@@ -67,7 +71,7 @@ def words_to_store(case: str, folder: Path, rate: float, mrwq: PersistentQueue |
     settings = Settings(
         delivery=Delivery("at_least_once", message_timeout=_PATIENCE, state_dir=str(folder / "state")),
         workers=APART,  # the slow store must hold up the persist bolt alone
-        conf={"folder": str(folder)},
+        conf={"folder": str(folder), "room_mb": room_mb},
     )
     return builder.build(f"{case.replace(' ', '-')}-{folder.name}", settings)
 
@@ -287,15 +291,34 @@ class CountWords(BatchBolt):
 # ---- the ways to the store -----------------------------------------------------------------------------
 
 
+class MemoryLimit:
+    """Ends the process with SIGKILL when it uses more memory than it may, as the kernel does."""
+
+    def __init__(self, conf: Conf) -> None:
+        room = float(conf["room_mb"])
+        self._most = _rss_mb() + room if room else float("inf")
+
+    def check(self) -> None:
+        if _rss_mb() > self._most:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _rss_mb() -> float:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 class TimedPersistBolt(PersistBolt):
     """The delayed persistent queue. A result is persisted, and acked, when it is in the queue."""
 
     def connect(self, conf: Conf, context: Context) -> None:
         super().connect(conf, context)
+        self._memory = MemoryLimit(conf)
         self._times = Notes(Path(conf["folder"]) / "persisted")
         self._since: list[IntArray] = []
 
     def write(self, batch: pa.RecordBatch, source: Source) -> None:
+        self._memory.check()
         super().write(batch, source)
         self._since.append(batch.column("since").to_numpy())
 
@@ -330,11 +353,13 @@ class InnerQueueBolt(BatchBolt):
         self._store = store
 
     def prepare(self, conf: Conf, context: Context) -> None:
+        self._memory = MemoryLimit(conf)
         self._times = Notes(Path(conf["folder"]) / "persisted")
         self._queue: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         threading.Thread(target=self._write, name="inner-queue", daemon=True).start()
 
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
+        self._memory.check()
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             self._queue.put(row)
         self._times.came(batch.column("since").to_numpy())

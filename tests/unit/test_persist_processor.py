@@ -88,6 +88,9 @@ def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_success():
         patience.failed(50.0)
         pauses.append(round(patience.wait(50.0), 3))
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0]
+    for _ in range(2_000):  # an outage of hours
+        patience.failed(50.0)
+    assert patience.wait(50.0) == 10.0
     patience.succeeded()
     assert patience.wait(50.0) == 0
     patience.failed(60.0)

@@ -1,6 +1,8 @@
 """The benchmark of persistence, as far as it needs no Spark: its ways to the store, its store, its figures."""
 
 import itertools
+import os
+import signal
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +14,7 @@ from benchmarks.persistence import (
     by_second,
     draw,
     growth,
+    last_to_first,
     results_of,
     rise,
     slope,
@@ -20,6 +23,7 @@ from benchmarks.persistence import (
 from benchmarks.persistence_bulk import delayed, queue_speed, rows, targets
 from benchmarks.persistence_topology import (
     WORDS,
+    MemoryLimit,
     PacedLines,
     SleepingStore,
     acked,
@@ -64,6 +68,20 @@ def test_a_queue_inside_the_worker_acks_what_only_it_holds(tmp_path, monkeypatch
     assert len(acked(tmp_path))
     assert len(times(tmp_path)[0]) == len(acked(tmp_path)) * WORDS
     assert rows_stored(tmp_path) == 0
+
+
+def test_a_process_that_uses_more_memory_than_it_may_is_killed(monkeypatch):
+    killed = []
+    monkeypatch.setattr("os.kill", lambda pid, number: killed.append((pid, number)))
+    limit, free = MemoryLimit({"room_mb": 20}), MemoryLimit({"room_mb": 0})
+    limit.check()
+    assert killed == []
+    ballast = bytearray(b"x") * (40 << 20)
+    free.check()
+    assert killed == []
+    limit.check()
+    assert killed == [(os.getpid(), signal.SIGKILL)]
+    del ballast
 
 
 def test_the_store_is_one_that_processors_may_race_for(tmp_path):
@@ -141,6 +159,7 @@ def test_a_slope_is_not_bent_by_an_outlier():
     flat = Course(seconds=x, p95=np.where(x == 7, 1_000.0, 50.0))
     assert rise(flat) == 0
     assert rise(Course(seconds=x, p95=50 + x / 60)) == pytest.approx(2, rel=0.01)  # % of 50 ms a minute
+    assert last_to_first(np.repeat([2.0, 99.0, 3.0], 10)) == 1.5
     assert growth(np.arange(1.0, 41.0)) == pytest.approx(38.5 / 2.5)
 
 

@@ -13,7 +13,8 @@ from penstock.persist.queues import QueueUnavailable
 
 DEAD_SECONDS = 5.0
 """Seconds without an answer after which what is on a server is given up. One that hangs for less loses nothing."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0  # seconds until a server that did not answer is asked again
+# Seconds until a server that did not answer is asked again. If its host is gone, asking takes a second.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
 
 _T = TypeVar("_T")
 
@@ -48,6 +49,12 @@ class ServerGroup:
     @property
     def away(self) -> list[QueueServer]:
         return [server for server in self.servers if server.away_since is not None]
+
+    @property
+    def may_hold_entries(self) -> bool:
+        """True while there may be entries on servers that are away and on no other."""
+        away = self.away
+        return len(away) >= self._copies and not all(map(self.is_dead, away))
 
     def is_dead(self, server: QueueServer) -> bool:
         since = server.away_since

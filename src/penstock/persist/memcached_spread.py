@@ -147,14 +147,14 @@ class SpreadClient(QueueClient):
         return True
 
     def waiting(self) -> int:
-        """A server that is away counts with what waited there, until it is given up."""
+        """A server that is away counts with what waited there, at least one byte, until it is given up."""
         found = self._group.ask_all(lambda server: server.client.waiting())
         for index, waiting in found.items():
             self._servers[index].waiting = waiting
         held = [
             server.waiting for server in self._servers if server.index in found or not self._group.is_dead(server)
         ]
-        return sum(held) // min(self._copies, len(held))
+        return max(sum(held) // min(self._copies, len(held)), self._group.may_hold_entries)
 
     # -- methods of the processor
 
@@ -193,8 +193,7 @@ class SpreadClient(QueueClient):
 
     def _must_wait(self) -> bool:
         """True while entries that come first may be behind a hole, or on servers that are away and on no other."""
-        away = self._group.away
-        if len(away) >= self._copies and not all(map(self._group.is_dead, away)):
+        if self._group.may_hold_entries:
             return True
         return any(server.away_since is None and not server.client.at_end for server in self._servers)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds
+_DOUBLINGS = 20  # more than any limit needs; after a thousand a float would overflow
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Patience:
     longest: float = _LONGEST_PAUSE
 
     def failed(self, now: float) -> None:
-        self.until = now + min(self.first * 2.0**self.attempts, self.longest)
+        self.until = now + min(self.first * 2.0 ** min(self.attempts, _DOUBLINGS), self.longest)
         self.attempts += 1
 
     def succeeded(self) -> None:

@@ -100,6 +100,7 @@ class Passed:
         new = False
         for session, last in other.sessions.items():
             if last > self.sessions.get(session, (-1, 0)):
+                self.sessions.pop(session, None)  # so that it is among the newest ones
                 self.sessions[session], new = last, True
         for writer, incarnation in other.writers.items():
             if incarnation > self.writers.get(writer, 0):
