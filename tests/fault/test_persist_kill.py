@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 import signal
 import sqlite3
 import time
@@ -17,7 +18,9 @@ import pytest
 from penstock.persist import EmbeddedQueue
 from penstock.persist.entries import unpack
 from penstock.persist.memcached import MemcachedQueue
+from penstock.persist.memory import MemoryQueue
 from penstock.persist.redis import RedisQueue
+from penstock.persist.spec import find
 from tests.fault.harness import Run
 from tests.fault.persist_harness import (
     GatedStore,
@@ -117,6 +120,21 @@ def test_memcached_loses_nothing_when_workers_and_processors_die(
             run.recovered()
         run.finish()
     passed(run, campaign)
+
+
+@pytest.mark.seeds(0, 2)
+def test_a_queue_in_memory_loses_nothing_when_workers_and_processors_die(tmp_path, campaign, seed, make_table):
+    queue, table = MemoryQueue(), make_table(upsert=bool(seed))
+    with PersistRun(tmp_path, 1150 + seed, "at_least_once", queue, table, slow=True) as run:
+        run.await_acks(200)
+        for strike in [("worker",), ("processor",), ("worker", "processor")] * 2:
+            run.wait_a_while()
+            run.strike(*strike)
+            run.recovered()
+        run.finish()
+    passed(run, campaign)
+    (spec,) = find(run.state, "persisted")
+    shutil.rmtree(queue.open(spec.name, spec.folder)._folder.parent)
 
 
 @LEVELS
