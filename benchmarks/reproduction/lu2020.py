@@ -19,7 +19,7 @@ EXPERIMENTS = (
         "FastWordCount in four parallelisms with a given load: step-by-step backpressure against none and against "
         "stopping spouts, on this engine; Storm beside it",
         ("penstock", "bench", "backpressure", "--only", "fig13"),
-        quick_seconds=150,
+        quick_seconds=210,
         full_seconds=780,
         duration="per case and system 10 s of warm-up and 30 s; message time-out 5 s instead of 30 s, so that six "
         "time-outs pass in a run. The paper repeats 50 times and does not state a duration",
@@ -37,7 +37,7 @@ EXPERIMENTS = (
         "Word count from Kafka, lines 1, split 2, count 4, persist 1: latency over time with the mechanisms on "
         "and off",
         ("penstock", "bench", "backpressure", "--only", "fig15"),
-        quick_seconds=90,
+        quick_seconds=120,
         full_seconds=240,
         duration="60 s of a full topic for each system, as far as the paper's picture is described, and 30 s at "
         "a load "
@@ -87,7 +87,7 @@ EXPERIMENTS = (
         "lu-overload",
         "Replacement of a saturated topology, both policies, both guarantees",
         ("penstock", "bench", "replacement", "--only", "overload"),
-        quick_seconds=180,
+        quick_seconds=100,
         full_seconds=600,
         duration="no experiment in the paper",
     ),

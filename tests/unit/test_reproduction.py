@@ -367,27 +367,35 @@ def stored(folder):
     return json.loads(path.read_text())["repeats"] if path.exists() else []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_that_is_ended_in_the_middle_is_resumed(tmp_path, number):
-    (tmp_path / "docs").mkdir()
-    process = reproduce(tmp_path)
+def test_a_run_that_is_killed_in_the_middle_is_resumed(tmp_path):
+    (before,) = ended_in_the_middle(tmp_path, signal.SIGKILL)
+    again = reproduce(tmp_path, "--json", str(tmp_path / "out.json"))
+    _, errors = again.communicate(timeout=90)
+    assert again.returncode == 0, errors
+    assert stored(tmp_path)[0] == before, "a finished repeat was run again"
+    assert [each["number"] for each in stored(tmp_path)] == [1, 2]
+    assert f"[1 of 1] {FAST}" in errors
+    assert "quick, 2 repeats" in (tmp_path / "docs" / PAGE).read_text()
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert {row["verdict"] for row in rows if row["exhibit"] == "storm-memory" and row["paper"]} == {"equal"}
+
+
+def test_ctrl_c_leaves_the_page_of_what_is_done(tmp_path):
+    ended_in_the_middle(tmp_path, signal.SIGINT)
+    assert "quick, 1 repeat," in (tmp_path / "docs" / PAGE).read_text()
+
+
+def ended_in_the_middle(folder, number):
+    """Send a signal as soon as the first repeat is stored. Returns the stored repeats."""
+    (folder / "docs").mkdir()
+    process = reproduce(folder)
     deadline = time.monotonic() + 60
-    while not stored(tmp_path):
+    while not stored(folder):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.02)
     os.kill(process.pid, number)
     process.communicate(timeout=60)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    before = stored(tmp_path)
-    assert len(before) == 1
-    again = reproduce(tmp_path, "--json", str(tmp_path / "out.json"))
-    _, errors = again.communicate(timeout=90)
-    assert again.returncode == 0, errors
-    assert stored(tmp_path)[: len(before)] == before, "a finished repeat was run again"
-    assert [each["number"] for each in stored(tmp_path)] == [1, 2]
-    assert f"[1 of 1] {FAST}" in errors
-    text = (tmp_path / "docs" / PAGE).read_text()
-    assert "quick, 2 repeats" in text
-    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
-    assert {row["verdict"] for row in rows if row["exhibit"] == "storm-memory" and row["paper"]} == {"equal"}
+    assert len(stored(folder)) == 1
+    return stored(folder)
