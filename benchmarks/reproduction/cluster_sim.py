@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 
-from benchmarks.energy_sim import FOR_RATE, TUPLES, Case, shortened, simulate, unsteady, use_by_machine
+from benchmarks.energy_sim import CRITICAL, FOR_RATE, TUPLES, Case, shortened, simulate, unsteady, use_by_machine
 from benchmarks.harness import Results
 from penstock.sim.storm_benchmarks import BENCHMARKS, STRATEGIES
 from penstock.sim.storm_few_pairs import FEW_PAIRS, FEW_PAIRS_STRATEGIES
 
 PAIRS = "-few-pairs"
 """The end of a part's name: the set-up of ``penstock.sim.storm_few_pairs``."""
+FRAME = 20
+"""Tuples in a frame. Smaller ones hardly change the results (``concepts/simulator.md``) and take several times as
+long."""
 _PERCENT = 100.0
 
 
@@ -21,13 +25,29 @@ def measure_cluster(results: Results, options: argparse.Namespace) -> None:
     benchmarks, strategies = (
         (BENCHMARKS, STRATEGIES) if name == options.part else (FEW_PAIRS, FEW_PAIRS_STRATEGIES)
     )
-    set_up = shortened(name, benchmarks[name], options.quick)
+    whole = benchmarks[name]
+    set_up = shortened(name, whole, True) if options.quick else replace(whole, frame=FRAME)
     chosen = list(strategies) if name == "rollingcount" else list(FOR_RATE)
     cases = {strategy: simulate(name, strategy, set_up, options.seed, strategies) for strategy in chosen}
     _rates(results, cases)
     _moves(results, cases["erdm"])
     if name == "rollingcount":
         _energy(results, cases)
+
+
+def measure_critical(results: Results, options: argparse.Namespace) -> None:
+    """*Pu 2021*, figure 4: the critical nodes of one path, as the paper defines them, beside the widened ones."""
+    for name, whole in BENCHMARKS.items():
+        set_up = shortened(name, whole, options.quick)
+        set_up = replace(set_up, frame=FRAME, seconds=min(set_up.seconds, 180), switch=min(set_up.switch, 60.0))
+        default = simulate(name, "default", set_up, options.seed)
+        for critical in CRITICAL:
+            case = simulate(name, critical, set_up, options.seed, CRITICAL)
+            released = len(case.outcome.released)
+            less = _PERCENT * (1 - case.joules_a_tuple / default.joules_a_tuple)
+            results.row(benchmark=name, critical=critical, released=released, **{"energy %": less})
+            results.bar(f"critical.{critical}.{name}.released", released, "machines of 16")
+            results.bar(f"critical.{critical}.{name}.energy", less, "% less energy than default, at rest")
 
 
 def _rates(results: Results, cases: Mapping[str, Case]) -> None:

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import machine, say
-from benchmarks.reproduction.model import FULL_REPEATS, Exhibit, Experiment
+from benchmarks.reproduction.model import Exhibit, Experiment
 from benchmarks.reproduction.pictures import draw_all, picture_paths
 from benchmarks.reproduction.registry import EXHIBITS, EXPERIMENTS
 from benchmarks.reproduction.report import Findings, page
-from benchmarks.reproduction.runner import ROOT, duration, estimate, outstanding, run_all
+from benchmarks.reproduction.runner import ROOT, Work, duration, estimate, outstanding, run_all
 from benchmarks.reproduction.store import Store
 from penstock.errors import LoadError
 
@@ -31,15 +31,14 @@ def main(options: argparse.Namespace) -> int:
     store = Store(Path(options.results) if options.results else RESULTS)
     docs = Path(options.docs) if options.docs else DOCS
     chosen = select(options.only)
-    repeats = options.repeats or (1 if options.quick else FULL_REPEATS)
     if options.list:
-        print_list(store, chosen, options.quick, repeats, options.text is not None)
+        print_list(store, chosen, options)
         return 0
     failed = []
     if not options.write_only:
         with store.locked():
             try:
-                failed = _run(store, chosen, options, repeats)
+                failed = _run(store, chosen, options)
             finally:
                 write(store, docs)
     else:
@@ -126,13 +125,14 @@ def without_row(exhibits: Sequence[Exhibit]) -> list[str]:
     return [each.id for each in exhibits if not (each.values or each.code or each.note)]
 
 
-def print_list(store: Store, chosen: Sequence[Experiment], quick: bool, repeats: int, text: bool) -> None:
+def print_list(store: Store, chosen: Sequence[Experiment], options: argparse.Namespace) -> None:
     """Print the experiments with what is stored and how long the rest takes."""
+    quick = options.quick
     table = Table("experiment", "measures", "a repeat takes", "done", "left")
     total = 0.0
     for each in chosen:
-        done = len(store.current(each, quick, text))
-        a_repeat = estimate(store, each, quick)
+        done = len(store.current(each, quick, options.text is not None))
+        a_repeat, repeats = estimate(store, each, quick), each.repeats(quick, options.repeats)
         left = max(0, repeats - done) * a_repeat
         total += left
         shown = [exhibit.id for exhibit in EXHIBITS if each.id in exhibit.experiments]
@@ -144,12 +144,12 @@ def print_list(store: Store, chosen: Sequence[Experiment], quick: bool, repeats:
     out.print(f"{'quick' if quick else 'in full'}: {duration(total)} left", highlight=False)
 
 
-def _run(store: Store, chosen: Sequence[Experiment], options: argparse.Namespace, repeats: int) -> list:  # type: ignore[type-arg]
+def _run(store: Store, chosen: Sequence[Experiment], options: argparse.Namespace) -> list[Work]:
     text = options.text is not None
     if options.fresh:
         for experiment in chosen:
             store.forget(experiment, options.quick, text)
-    work = outstanding(store, chosen, options.quick, repeats, text)
+    work = outstanding(store, chosen, options.quick, options.repeats, text)
     if not work:
         say("all repeats are stored; --fresh runs them again")
     return run_all(store, work, options.quick, options.text)

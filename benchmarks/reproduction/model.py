@@ -39,6 +39,8 @@ class Experiment:
     needs: tuple[str, ...] = ()
     spark: bool = True
     first_seed: int = 1
+    varies: bool = True
+    """Whether two repeats may differ. If not, one is enough."""
     takes_text: bool = False
     """Whether the program reads a book given with ``--text``."""
     version: int = 1
@@ -57,6 +59,10 @@ class Experiment:
         words = shlex.split(self.command(quick, text is not None))
         filled = {SEED: str(self.first_seed + repeat - 1), TEXT: text or ""}
         return [filled.get(word, word) for word in words]
+
+    def repeats(self, quick: bool, wanted: int | None = None) -> int:
+        """How often it is to be run."""
+        return 1 if not self.varies else wanted or (1 if quick else FULL_REPEATS)
 
     def seconds(self, quick: bool) -> float:
         return self.quick_seconds if quick else self.full_seconds

@@ -47,7 +47,7 @@ def _simulation(benchmark: str, quick: float, full: float) -> Experiment:
         ("python", "-m", "benchmarks.reproduction.measure", benchmark, "--seed", SEED),
         quick_seconds=quick,
         full_seconds=full,
-        duration="300 simulated seconds (RollingCount 420, for 15 M tuples), the switch at 105 s as in the paper",
+        duration="300 simulated seconds, the switch at 105 s as in the paper; tuples in frames of 20",
         differences=_SIMULATED,
         spark=False,
         first_seed=11,
@@ -55,10 +55,10 @@ def _simulation(benchmark: str, quick: float, full: float) -> Experiment:
 
 
 _FEW_PAIRS = (
-    ("wordcount", 20.0, 60.0),
-    ("sol", 15.0, 60.0),
-    ("rollingsort", 15.0, 60.0),
-    ("rollingcount", 40.0, 240.0),
+    ("wordcount", 12.0, 25.0),
+    ("sol", 10.0, 20.0),
+    ("rollingsort", 10.0, 20.0),
+    ("rollingcount", 20.0, 50.0),
 )
 
 
@@ -74,20 +74,21 @@ def _few_pairs(benchmark: str, quick: float, full: float) -> Experiment:
 
 
 EXPERIMENTS = (
-    _simulation("wordcount", 20, 60),
-    _simulation("sol", 15, 60),
-    _simulation("rollingsort", 15, 60),
-    _simulation("rollingcount", 40, 240),
+    _simulation("wordcount", 12, 25),
+    _simulation("sol", 10, 20),
+    _simulation("rollingsort", 10, 20),
+    _simulation("rollingcount", 20, 50),
     *(_few_pairs(each, quick, full) for each, quick, full in _FEW_PAIRS),
     Experiment(
         "pu-critical",
         "One critical path, as the paper defines it, beside the widened critical nodes, simulated",
-        ("python", "-m", "benchmarks.energy_sim", "--only", "sim-critical"),
-        quick_seconds=60,
-        full_seconds=300,
-        duration="180 simulated seconds, the switch at 60 s",
-        differences=_SIMULATED[:2],
+        ("python", "-m", "benchmarks.reproduction.measure", "critical", "--seed", SEED),
+        quick_seconds=30,
+        full_seconds=45,
+        duration="180 simulated seconds, the switch at 60 s; tuples in frames of 20",
+        differences=_SIMULATED,
         spark=False,
+        first_seed=11,
     ),
     Experiment(
         "pu-monitor",
@@ -244,7 +245,7 @@ EXHIBITS = (
         tuple(
             Value(
                 "pu-critical",
-                f"sim.critical.{critical}.{benchmark}.{of}",
+                f"critical.{critical}.{benchmark}.{of}",
                 f"{label}, {'one path' if critical == 'path' else 'widened'}: {what}",
                 unit,
                 paper,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.reproduction.model import FULL_REPEATS, SEED, TEXT, Exhibit, Experiment
+from benchmarks.reproduction.model import SEED, TEXT, Exhibit, Experiment
 from benchmarks.reproduction.store import Repeat
 from benchmarks.reproduction.verdict import Compared, compare, summary
 
@@ -169,8 +169,9 @@ def _run_line(experiment: Experiment, repeats: Sequence[Repeat]) -> str:
         return f"{link}: **not run**; `penstock reproduce --only {experiment.id}`"
     kind = "quick" if repeats[0].quick else "in full"
     count = f"{len(repeats)} repeat{'s' if len(repeats) > 1 else ''}"
-    if not repeats[0].quick and len(repeats) < FULL_REPEATS:
-        count += f" of {FULL_REPEATS}"
+    wanted = experiment.repeats(repeats[0].quick)
+    if len(repeats) < wanted:
+        count += f" of {wanted}"
     dates = sorted({each.date for each in repeats})
     return f"{link}: {kind}, {count}, {dates[0]}" + (f" to {dates[-1]}" if len(dates) > 1 else "")
 

@@ -44,13 +44,14 @@ class RepeatFailed(Exception):
 
 
 def outstanding(
-    store: Store, experiments: Sequence[Experiment], quick: bool, repeats: int, text: bool
+    store: Store, experiments: Sequence[Experiment], quick: bool, wanted: int | None, text: bool
 ) -> list[Work]:
     """The repeats that are not stored yet. The first repeats of all experiments come before the second ones, so
     that an interrupted run has measured something of everything."""
     missing = []
     for experiment in experiments:
         done = {each.number for each in store.current(experiment, quick, text)}
+        repeats = experiment.repeats(quick, wanted)
         missing += [Work(experiment, number, repeats) for number in range(1, repeats + 1) if number not in done]
     return sorted(missing, key=lambda work: work.number)
 

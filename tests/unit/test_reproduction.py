@@ -229,6 +229,13 @@ def test_a_finished_repeat_is_not_outstanding(tmp_path):
     assert [each.number for each in outstanding(store, [TINY], False, 2, True)] == [1, 2], "so is another text"
 
 
+def test_an_experiment_that_always_has_the_same_results_is_run_once(tmp_path):
+    fixed = Experiment("fixed", "Fixed", ("x",), 1, 1, "none", varies=False)
+    assert [each.number for each in outstanding(Store(tmp_path), [fixed], False, None, False)] == [1]
+    assert [each.number for each in outstanding(Store(tmp_path), [TINY], False, None, False)] == [1, 2, 3, 4, 5]
+    assert [each.number for each in outstanding(Store(tmp_path), [TINY], True, None, False)] == [1]
+
+
 def test_first_repeats_of_all_experiments_come_first(tmp_path):
     other = Experiment("other", "Other", ("x",), 1, 1, "none")
     work = outstanding(Store(tmp_path), [TINY, other], False, 2, False)
