@@ -41,6 +41,9 @@ RATES = {"word_count": 1_900.0, "sol": 1_900.0, "rolling_sort": 180.0, "rolling_
 """Messages per second at which the nodes are half idle with the default placement."""
 RETURN = 1.6
 """The load that returns, as a multiple: too much for two nodes, not for four."""
+_MORE_LOAD, _MOST_LOAD = 1.25, 3.0
+"""If it is not too much, because the machine is faster."""
+_SAMPLES_UNTIL_MORE = 4  # load samples
 LIMIT, FILL = 0.95, 0.95
 """Of cores, memory and links; *Pu 2021*, figure 9: 80 to 100 % in use after the moves."""
 BY_ITSELF, APART = "erdm", Workers(64)
@@ -109,6 +112,8 @@ class Found:
     """Seconds from the return of the load until all nodes are used again."""
     wrong: int = 0
     messages: int = 0
+    load: float = RETURN
+    """That returned, as a multiple."""
 
     @property
     def rate(self) -> float:
@@ -160,8 +165,8 @@ def bars(results: Results, found: Mapping[str, Sequence[Found]]) -> None:
         results.bar(
             f"erdm.auto.{name}.returned_s", max(e.returned for e in those), "s until it has all nodes back"
         )
-        back = median([each.back.rate / (RETURN * each.default.rate) for each in those])
-        results.bar(f"erdm.auto.{name}.rate_back", back, f"× {RETURN:g} × default after the load has returned")
+        back = median([each.back.rate / (each.load * each.default.rate) for each in those])
+        results.bar(f"erdm.auto.{name}.rate_back", back, f"× {one.load:.3g} × default after the load has returned")
 
 
 def _rate(found: Found) -> float:
@@ -195,9 +200,10 @@ def _both_placements(results: Results, name: str, times: Times, cluster: SparkCl
         spans = [run.timed(run.await_rest)]
         erdm = run.steady(times.measured)
         _report(results, name, "erdm", erdm)
-        run.handle.set_max_rate("source", RETURN * RATES[name])
-        spans.append(run.timed(lambda: run.await_nodes(NODES)))
-        returned = (spans[1][1] - spans[1][0]) / 1e6
+        load = run.return_load(RATES[name], _SAMPLES_UNTIL_MORE * times.sample)
+        run.await_nodes(NODES)
+        spans.append((run.load_raised, micros()))
+        returned = (spans[1][1] - run.load_raised) / 1e6
         back = run.steady(times.measured)
         _report(results, name, "load returned", back)
         moves = [each.gap for each in run.handle.internals.placing.moves]
@@ -206,7 +212,7 @@ def _both_placements(results: Results, name: str, times: Times, cluster: SparkCl
         output_gap = max(longest_gap(arrived, begin, end + int(_CATCH_UP * 1e6)) for begin, end in spans)
     more_wrong, more = run.wrong()
     found = Found(
-        default, erdm, back, moves, replacements, output_gap, returned, wrong + more_wrong, messages + more
+        default, erdm, back, moves, replacements, output_gap, returned, wrong + more_wrong, messages + more, load
     )
     results.row(
         what=name,
@@ -270,6 +276,8 @@ class AutoRun:
     def __init__(self, handle: RunningTopology, name: str, witness: Path) -> None:
         self.handle, self.name, self.witness = handle, name, witness
         self.settings = handle.internals.topology.settings
+        self.load_raised = 0
+        """When ``return_load`` raised the load last, in microseconds since 1970."""
         self._told = 0.0
         self._idle = 0
 
@@ -307,6 +315,25 @@ class AutoRun:
         """Wait until ERDM has nothing more to do."""
         self._idle = 0
         self.await_("ERDM should have come to rest", lambda: self._idle >= _AT_REST)
+
+    def return_load(self, rate: float, patience: float) -> float:
+        """Raise the load until the released nodes are requested again: by ``RETURN``, and by more whenever that
+        was enough for the nodes that are left, for ``patience`` seconds. Returns the load, as a multiple of
+        ``rate``."""
+        load = RETURN
+        while True:
+            self.handle.set_max_rate("source", load * rate)
+            self.load_raised = micros()
+            deadline = time.monotonic() + patience
+            while self.nodes < NODES and time.monotonic() < deadline:
+                self.listen()
+                time.sleep(_INTERVAL)
+            if self.nodes == NODES or load >= _MOST_LOAD:
+                return load
+            load *= _MORE_LOAD
+            say(
+                f"    {self.name}: {self.nodes} nodes do {load / _MORE_LOAD:.3g} times the load; {load:.3g} times now"
+            )
 
     def await_nodes(self, nodes: int) -> None:
         """Wait until executors are on this many nodes."""
