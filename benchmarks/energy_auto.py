@@ -331,9 +331,7 @@ class AutoRun:
             if self.nodes == NODES or load >= _MOST_LOAD:
                 return load
             load *= _MORE_LOAD
-            say(
-                f"    {self.name}: {self.nodes} nodes do {load / _MORE_LOAD:.3g} times the load; {load:.3g} times now"
-            )
+            say(f"    {self.name}: {self.nodes} nodes do {load / _MORE_LOAD:.3g} times the load; now {load:.3g}")
 
     def await_nodes(self, nodes: int) -> None:
         """Wait until executors are on this many nodes."""
