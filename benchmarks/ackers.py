@@ -39,21 +39,22 @@ SPOUTS, SPLITS, COUNTERS = (1, 2), 4, 4
 FRAME = 200  # sentences
 WORDS = 4  # words of a sentence, each for any of the counters
 PENDING = 50_000  # roots of a spout task in flight: the default
-TURN = 0.004  # seconds between two tallies of a busy worker
-FIRST_RATE = 200_000.0  # roots per second; the first guess of the rate at which one acker is saturated
+TURN = 0.0045  # seconds between two tallies of a busy worker, a little more than its pause
+IN_FLIGHT = 16  # turns whose roots are in flight: as many as needed for the rate at which one acker is saturated
+TURNS = 80
+FIRST_RATE = 2_000_000.0  # roots per second; the first guess of that rate
 KEY = 0xFEED_5EED
 
 
 def measure_ackers(results: Results, options: argparse.Namespace) -> None:
     """The rate at which one acker is saturated determines how many roots are in a tally. With it, the CPU time of
     the acker that works most is compared."""
-    count = 300_000 if options.quick else 1_000_000
-    repeats = options.repeats or (3 if options.quick else 7)
+    repeats = options.repeats or (3 if options.quick else 9)
     rate = FIRST_RATE
     for _ in range(2):
-        rate = feed(Workload(count, rate), 1).per_core_second
+        rate = feed(Workload(TURNS, rate), 1).per_core_second
     say(f"  one acker is saturated at {rate:,.0f} roots/s")
-    workload = Workload(count, rate)
+    workload = Workload(TURNS, rate)
     runs: dict[int, list[Fed]] = defaultdict(list)
     for number in range(repeats):
         for ackers in COUNTS:
@@ -89,10 +90,11 @@ class Workload:
     """What the workers of the bolts enter into their tallies, turn by turn. A spout enters nothing, because each
     of its tuples is sent once."""
 
-    def __init__(self, count: int, rate: float) -> None:
-        """``count`` roots, at this rate."""
-        self.count = count
+    def __init__(self, turns: int, rate: float) -> None:
+        """The roots that spouts emit in so many turns, at this rate."""
         share = max(1, int(rate * TURN / len(SPOUTS)))
+        self.count = count = turns * share * len(SPOUTS)
+        self.in_flight = max(PENDING, IN_FLIGHT * share) * len(SPOUTS)
         draw = np.random.default_rng(1)
         self.turns: list[list[list[Entries]]] = []
         """For each turn and worker the entries."""
@@ -100,13 +102,12 @@ class Workload:
         """The roots that the spouts have emitted at each turn, all together."""
         targets = itertools.cycle(range(SPLITS))
         late: list[list[list[Entries]]] = [[[] for _ in range(COUNTERS)]] * 2
-        for first in range(0, count // len(SPOUTS), share):
-            size = min(share, count // len(SPOUTS) - first)
+        for first in range(0, turns * share, share):
             splits: list[list[Entries]] = [[] for _ in range(SPLITS)]
             counters: list[list[Entries]] = [[] for _ in range(COUNTERS)]
             for task in SPOUTS:
-                for begin in range(first, first + size, FRAME):
-                    arrived = _from_spout(task, begin, min(FRAME, first + size - begin))
+                for begin in range(first, first + share, FRAME):
+                    arrived = _from_spout(task, begin, min(FRAME, first + share - begin))
                     mine = splits[next(targets)]
                     mine.append(arrived.entries())
                     for counter, sent in _to_counters(arrived, draw):
@@ -114,7 +115,7 @@ class Workload:
                         counters[counter].append(sent.entries())
             self.turns.append([*splits, *late[0]])
             late = [late[1], counters]
-            self.emitted.append((first + size) * len(SPOUTS))
+            self.emitted.append((first + share) * len(SPOUTS))
         nothing: list[list[Entries]] = [[] for _ in range(SPLITS)]
         self.turns += [[*nothing, *each] for each in late]
         self.emitted += [count] * 2
@@ -189,8 +190,8 @@ class Fed:
 
 
 def feed(workload: Workload, ackers: int) -> Fed:
-    """Send the messages of the workload to so many acker processes, with at most ``PENDING`` open roots for each
-    spout task, until all roots are settled. The first tenth is not counted."""
+    """Send the messages of the workload to so many acker processes, with a bounded number of open roots, until all
+    roots are settled. The first tenth is not counted."""
     turns = workload.messages(ackers)
     warm = len(turns) // 10  # turns until the rings have grown and all code has run once
     with_spouts = SpoutProgress(dict.fromkeys(SPOUTS, 0))
@@ -203,7 +204,7 @@ def feed(workload: Workload, ackers: int) -> Fed:
         for number, (messages, emitted) in enumerate(zip(turns, workload.emitted, strict=True)):
             if number == warm:
                 before, first, begun = processes.reports(), settled.count, time.perf_counter()
-            settled.wait_for(emitted - PENDING * len(SPOUTS))
+            settled.wait_for(emitted - workload.in_flight)
             for worker, acker, data in messages:
                 connections[worker][acker].sendall(data)
         settled.wait_for(workload.count)

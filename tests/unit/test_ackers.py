@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock import ControlRefused, SettingError, Settings, TopologyBuilder
+from penstock import ControlRefused, RichBolt, SettingError, Settings, Spout, TopologyBuilder
 from penstock.acking import ledger
 from penstock.acking.ids import edges_of_roots, roots
 from penstock.acking.lineage import Entries
@@ -169,6 +169,63 @@ def test_the_local_runner_runs_a_topology_of_several_ackers():
     runner.feed("numbers", [[n] for n in range(3 * BLOCK)])
     runner.run_until_idle()
     assert runner.stats("numbers")[0].acked == 3 * BLOCK
+    runner.close()
+
+
+class Holding(RichBolt):
+    """Acks nothing until it is told."""
+
+    def prepare(self, conf, context, collector):
+        self.collector, self.held = collector, []
+
+    def execute(self, tup):
+        self.held.append(tup)
+
+
+class Recording(Spout):
+    """Emits each number once and again when it failed, and records the failures."""
+
+    def declare_output_fields(self, declarer):
+        declarer.declare(("n", int))
+
+    def open(self, conf, context, collector):
+        self.collector, self.left, self.failures, self.acked = collector, list(range(3 * BLOCK)), {}, set()
+
+    def next_tuple(self):
+        if self.left:
+            n = self.left.pop(0)
+            self.collector.emit([n], msg_id=n)
+
+    def ack(self, msg_id):
+        self.acked.add(msg_id)
+
+    def fail(self, msg_id, failure):
+        self.failures[msg_id] = failure
+        self.left.append(msg_id)
+
+
+def test_the_spouts_fail_the_open_roots_of_a_lost_acker_and_no_others():
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Recording())
+    builder.set_bolt("holding", Holding()).shuffle_grouping("numbers")
+    settings = Settings().with_values({"delivery": "at_least_once", "delivery.ackers": 3, "workers.count": 2})
+    runner = LocalRunner(builder.build("t", settings))
+    runner.run(1.0)
+    (spout,), (holding,) = runner.component("numbers"), runner.component("holding")
+    assert len(holding.held) == 3 * BLOCK
+    runner._tell_all(FailRoots(2))
+    lost = np.flatnonzero(owners(1, np.arange(3 * BLOCK), 3) == 2).tolist()
+    assert sorted(spout.failures) == lost
+    failure = spout.failures[lost[0]]
+    assert (failure.component, failure.error, failure.handed_on) == ("", "its acker was lost", True)
+    assert runner.stats("numbers")[0].failed == 0, "the tuples are not to blame"
+    runner.run(1.0)
+    assert len(holding.held) == 4 * BLOCK, "they are emitted again"
+    for tup in holding.held:
+        holding.collector.ack(tup)
+    runner.run_until_idle()
+    assert spout.acked == set(range(3 * BLOCK))
+    assert runner.stats("numbers")[0].acked == 3 * BLOCK, "once each"
     runner.close()
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 
 from penstock import signing
+from penstock.child_process import start_module
 from penstock.persist.policy import Patience
 from penstock.persist.processor import ProcessorStatus
 from penstock.persist.spec import LENGTH
@@ -97,20 +96,6 @@ class Keeper:
 
 
 def _start(spec: bytes) -> subprocess.Popen[bytes]:
-    """Start the process with this process's modules, in a new session so that Ctrl-C does not reach it: the worker
-    tells it when to end. ``-P`` keeps the working directory, where anyone may have put modules, out of the module
-    path. The deployment key is sent through the pipe, because other users can see arguments, and other programs
-    can see the environment."""
-    path = [os.path.abspath(entry) for entry in sys.path if entry]
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "penstock.persist.process"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    with contextlib.suppress(OSError):  # the process may have died already
-        process.stdin.write(signing.deployment_key() + LENGTH.pack(len(spec)) + spec)
-        process.stdin.flush()
-    return process
+    """Start the process. The worker tells it when to end."""
+    data = signing.deployment_key() + LENGTH.pack(len(spec)) + spec
+    return start_module("penstock.persist.process", data, stdout=subprocess.PIPE)

@@ -13,15 +13,15 @@ from penstock.protocol.events import Event
 from penstock.protocol.requests import OperatorRequest
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-_READ_AHEAD = 1 << 18
-"""Bytes that may wait in a connection's reader. A saturated acker reads many messages at a time."""
+_READ_AHEAD = 1 << 16  # bytes; the default of asyncio
 
 
-async def listen(host: str, port: int, serve: Serve) -> asyncio.Server:
-    """Listen on this address; port 0 means any free one. Raises ``OSError``."""
+async def listen(host: str, port: int, serve: Serve, read_ahead: int = _READ_AHEAD) -> asyncio.Server:
+    """Listen on this address; port 0 means any free one. ``read_ahead``: bytes that may wait in a connection's
+    reader. Raises ``OSError``."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family)
-    server = await asyncio.start_server(serve, sock=listener, limit=_READ_AHEAD, backlog=wire.ACCEPTED_AT_ONCE)
+    server = await asyncio.start_server(serve, sock=listener, limit=read_ahead, backlog=wire.ACCEPTED_AT_ONCE)
     listener.listen(wire.QUEUE)
     return server
 

@@ -162,8 +162,8 @@ class Failure:
     error: str
     attempts: int = 1
     handed_on: bool = False
-    """The tuple did not fail. The topology is being replaced, and the new form reads the tuple again. This is not
-    an attempt."""
+    """The tuple did not fail. The topology is being replaced, and the new form reads the tuple again; or an acker
+    was lost, and the spout must emit the tuple again. This is not an attempt."""
 
 
 class SpoutCollector(Protocol):

@@ -46,7 +46,8 @@ from penstock.redaction import redact_tracebacks
 from penstock.worker.reports import resident_bytes
 
 _CHUNK = 1 << 18
-"""Bytes read from a connection at a time. What they complete is sent to the spouts at once."""
+"""Bytes read from a connection at a time, so that a saturated acker reads many messages. What they complete is
+sent to the spouts at once."""
 
 
 class AckerSpec(msgspec.Struct, frozen=True):
@@ -145,7 +146,7 @@ class AckerServer:
 async def run(spec: AckerSpec, driver: socket.socket) -> None:
     """Accept workers, tell the driver the address, and report until the process ends."""
     server = AckerServer(spec)
-    listener = await listen(spec.host, 0, server.serve)
+    listener = await listen(spec.host, 0, server.serve, _CHUNK)
     port = listener.sockets[0].getsockname()[1]
     reports = EventSender(driver, end, "acker-reports")
     reports.send(AckerStarted(spec.attempt, spec.acker, spec.incarnation, os.getpid(), spec.node, spec.host, port))

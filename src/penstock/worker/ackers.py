@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from penstock.child_process import start_module
 from penstock.errors import ControlRefused
 from penstock.protocol import codec, wire
 from penstock.protocol.client import ControlClient, EventSender, connect, read_message
@@ -87,23 +87,9 @@ class AckerLauncher:
 
 
 def start_process(spec: AckerSpec) -> subprocess.Popen[bytes]:
-    """Start the process of an acker with this process's modules, in a new session so that Ctrl-C does not reach
-    it. ``-P`` keeps the working directory, where anyone may have put modules, out of the module path. The
-    specification contains the run's secret, so it is sent through the pipe: other users can see arguments, and
-    other programs can see the environment."""
-    path = [os.path.abspath(entry) for entry in sys.path if entry]
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "penstock.worker.acker_process"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    with contextlib.suppress(OSError):  # the process may have died already
-        process.stdin.write(wire.framed(msgspec.msgpack.encode(spec)))
-        process.stdin.flush()
-    return process
+    """Start the process of an acker. The specification contains the run's secret."""
+    data = wire.framed(msgspec.msgpack.encode(spec))
+    return start_module("penstock.worker.acker_process", data, stdout=subprocess.DEVNULL)
 
 
 class AckerLinks:

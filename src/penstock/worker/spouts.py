@@ -221,11 +221,11 @@ class SpoutExecutor(Executor[BaseSpout]):
         self.stats.latency.record_many(self._clock.monotonic() - born)
         self._ack(ids)
 
-    def on_failed(self, numbers: Sequence[int] | I64, component: str, error: str) -> None:
-        """Called with the numbers of roots that have failed in a component."""
+    def on_failed(self, numbers: Sequence[int] | I64, component: str, error: str, handed_on: bool = False) -> None:
+        """Called with the numbers of roots that have failed in a component. ``handed_on``: as in ``Failure``."""
         assert self.pending is not None
         ids, _ = self.pending.resolve(np.asarray(numbers))
-        self._fail(ids, Failure(component, error))
+        self._fail(ids, Failure(component, error, handed_on=handed_on))
 
     @property
     def settled(self) -> bool:
@@ -329,4 +329,4 @@ def fail_roots_of(spouts: Iterable[SpoutExecutor], acker: int, count: int) -> No
         if spout.pending is not None:
             numbers = spout.pending.numbers()
             lost = numbers[owners(spout.context.task, numbers, count) == acker]
-            spout.on_failed(lost, "", "its acker was lost")
+            spout.on_failed(lost, "", "its acker was lost", handed_on=True)
