@@ -377,6 +377,18 @@ def run_until_idle(runner: LocalRunner) -> None:
     runner.run_until_idle()
 
 
+def flap(runner, component, draw, until, seconds=0.002):
+    """Set other migration routes of the component every now and then."""
+    tasks = len(runner.plan.tasks_of[component])
+    end = runner.clock.now() + 10.0
+    while not until():
+        assert runner.clock.now() < end, "stuck"
+        heavy = draw.sample(range(tasks), draw.randrange(tasks))
+        light = [task for task in range(tasks) if task not in heavy]
+        runner.reroute(component, {task: draw.choice(light) for task in heavy})
+        runner.run(draw.uniform(0.0, seconds))
+
+
 def run_until(runner: LocalRunner, condition: Callable[[], bool]) -> None:
     end = runner.clock.now() + 10.0
     while not condition():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock import Reduce, Spout, TopologyBuilder
 from penstock.aggregates import Count, Distinct, KeyedAggregate, Mean, Sum
 from penstock.testing import CaptureBolt, LocalRunner
-from tests.consistency.components import Crash, die, run_until
+from tests.consistency.components import Crash, die, flap, run_until
 from tests.helpers import settings_with
 
 LEVELS = ("at_least_once", "exactly_once")
@@ -134,18 +134,6 @@ def states_are_apart(runner):
             assert all(key not in other.states for other in tasks if other is not bolt)
 
 
-def flap(runner, draw, until, seconds=0.002):
-    """Other routes every now and then."""
-    tasks = len(runner.plan.tasks_of["count"])
-    end = runner.clock.now() + 10.0
-    while not until():
-        assert runner.clock.now() < end, "stuck"
-        heavy = draw.sample(range(tasks), draw.randrange(tasks))
-        light = [task for task in range(tasks) if task not in heavy]
-        runner.reroute("count", {task: draw.choice(light) for task in heavy})
-        runner.run(draw.uniform(0.0, seconds))
-
-
 def all_sent(runner):
     return lambda: all(spout.done for spout in runner.component("clicks"))
 
@@ -167,7 +155,7 @@ def test_results_are_equal_with_and_without(form, delivery, how):
     if how == "on":
         runner.reroute("count", {0: 2, 1: 2})
     if how == "flapping":
-        flap(runner, random.Random(delivery + form), all_sent(runner))
+        flap(runner, "count", random.Random(delivery + form), all_sent(runner))
     run_until(runner, all_sent(runner))
     runner.run_until_idle()
     check(runner, form, rows_of(200, 0))
@@ -201,7 +189,7 @@ def test_any_keys_and_skew_with_a_rescale_in_the_middle(form, delivery, seed, ke
     that merges it, and moves with the key."""
     folder, draw, load = f"memory://{uuid.uuid4().hex}", random.Random(seed), (150, seed, keys, hot)
     runner = LocalRunner(topology(form, delivery, *load, tasks=tasks, rate=4000), seed, folder=folder, uneven=True)
-    flap(runner, draw, lambda: sum(spout.position.value for spout in runner.component("clicks")) > 60)
+    flap(runner, "count", draw, lambda: sum(spout.position.value for spout in runner.component("clicks")) > 60)
     if delivery == "at_least_once":  # replay may count twice, so the change is made at rest
         runner.deactivate()
         runner.run_until_idle()
@@ -212,7 +200,7 @@ def test_any_keys_and_skew_with_a_rescale_in_the_middle(form, delivery, seed, ke
         topology(form, delivery, *load, tasks=tasks, merging=merging, rate=4000), seed, folder=folder, uneven=True
     )
     if tasks > 1:
-        flap(runner, draw, all_sent(runner))
+        flap(runner, "count", draw, all_sent(runner))
     run_until(runner, all_sent(runner))
     runner.run_until_idle()
     check(runner, form, rows_of(*load))
@@ -231,12 +219,12 @@ def test_exactly_once_with_crashes_in_between(step, state):
             uneven=True,
         )
         try:
-            flap(runner, draw, all_sent(runner))
+            flap(runner, "count", draw, all_sent(runner))
         except Crash:
             crashed += 1
     assert crashed >= 2
     runner = LocalRunner(topology("own", "exactly_once", 300), seed=9, folder=state, uneven=True)
-    flap(runner, draw, all_sent(runner))
+    flap(runner, "count", draw, all_sent(runner))
     runner.run_until_idle()
     check(runner, "own", rows_of(300, 0))
     states_are_apart(runner)
@@ -246,9 +234,9 @@ def test_exactly_once_with_crashes_in_between(step, state):
 def test_at_least_once_a_restart_loses_nothing(seed, state):
     draw, rows = random.Random(seed), rows_of(300, 0)
     runner = LocalRunner(topology("own", "at_least_once", 300, rate=3000), seed, folder=state, uneven=True)
-    flap(runner, draw, lambda: runner.commits.committed >= 3)
+    flap(runner, "count", draw, lambda: runner.commits.committed >= 3)
     runner = LocalRunner(topology("own", "at_least_once", 300), seed + 5, folder=state, uneven=True)
-    flap(runner, draw, all_sent(runner))
+    flap(runner, "count", draw, all_sent(runner))
     runner.run_until_idle()
     found, expected = results(runner, "own"), oracle("own", rows)
     assert found.keys() == expected.keys()
@@ -309,7 +297,7 @@ def complete(runner):
 def test_a_window_waits_for_the_partials_of_all_its_segments(delivery, seed):
     """Without lateness: the partials overtake each other, and nothing is late."""
     runner = LocalRunner(windows(delivery, 300), seed=seed, uneven=True)
-    flap(runner, random.Random(seed), all_sent(runner))
+    flap(runner, "count", random.Random(seed), all_sent(runner))
     run_until(runner, all_sent(runner))
     runner.run_until_idle()
     assert runner.captured("late") == []
@@ -340,13 +328,13 @@ def test_windows_wait_while_workers_move(delivery, state):
 def test_windows_exactly_once_over_a_restart_with_other_tasks(tasks, state):
     draw, rows = random.Random(str(tasks)), rows_of(400, 0)
     runner = LocalRunner(windows("exactly_once", 400, rate=3000), seed=1, folder=state, uneven=True)
-    flap(runner, draw, lambda: runner.commits.committed >= 3)
+    flap(runner, "count", draw, lambda: runner.commits.committed >= 3)
     before = {}
     runner = LocalRunner(windows("exactly_once", 400, 1, *tasks), seed=3, folder=state, uneven=True)
     for bolt in runner.component("total"):
         assert bolt._ledger.gaps == 0, "at the end of an epoch nothing is on its way"
         before[bolt] = bolt._complete.value
-    flap(runner, draw, all_sent(runner))
+    flap(runner, "count", draw, all_sent(runner))
     run_until(runner, all_sent(runner))
     runner.run_until_idle()
     assert runner.captured("late") == []

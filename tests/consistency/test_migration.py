@@ -10,7 +10,7 @@ import pytest
 from penstock import BasicBolt, Flow, Migration, Settings, Spout, TopologyBuilder, Transport
 from penstock.aggregates import Count, Max, Mean, Reduce, Sum, Variance
 from penstock.testing import LocalRunner
-from tests.consistency.components import Crash, die, run_until
+from tests.consistency.components import Crash, die, flap, run_until
 from tests.helpers import settings_with
 
 COUNT = 150
@@ -97,17 +97,6 @@ def check(runner, count=COUNT):
     assert runner.errors == []
 
 
-def flap(runner, draw, until, seconds=0.002):
-    """Other routes every now and then."""
-    end = runner.clock.now() + 10.0
-    while not until():
-        assert runner.clock.now() < end, "stuck"
-        heavy = draw.sample(range(TASKS), draw.randrange(TASKS))
-        light = [task for task in range(TASKS) if task not in heavy]
-        runner.reroute("partials", {task: draw.choice(light) for task in heavy})
-        runner.run(draw.uniform(0.0, seconds))
-
-
 def all_sent(runner):
     return lambda: all(spout.done for spout in runner.component("values"))
 
@@ -123,7 +112,7 @@ def test_results_are_equal_with_and_without(delivery, how, group):
     if how == "on":
         runner.reroute("partials", {0: 2, 1: 2})
     if how == "flapping":
-        flap(runner, random.Random(delivery + group), all_sent(runner))
+        flap(runner, "partials", random.Random(delivery + group), all_sent(runner))
     run_until(runner, all_sent(runner))
     runner.run_until_idle()
     check(runner)
@@ -139,7 +128,7 @@ def test_results_are_equal_with_and_without(delivery, how, group):
 def test_the_ledger_says_what_went_another_way(seed):
     """Its segments do not overlap, and add up to what the tasks got that was bound for others."""
     runner = LocalRunner(topology(migration=False), seed=seed)
-    flap(runner, random.Random(seed), all_sent(runner))
+    flap(runner, "partials", random.Random(seed), all_sent(runner))
     runner.run_until_idle()
     runner.reroute("partials", {})
     by_sender = defaultdict(list)
@@ -184,12 +173,12 @@ def test_exactly_once_with_crashes_in_between(step, state):
             uneven=True,
         )
         try:
-            flap(runner, draw, all_sent(runner))
+            flap(runner, "partials", draw, all_sent(runner))
         except Crash:
             crashed += 1
     assert crashed >= 2
     runner = LocalRunner(topology("exactly_once"), seed=9, folder=state, uneven=True)
-    flap(runner, draw, all_sent(runner))
+    flap(runner, "partials", draw, all_sent(runner))
     runner.run_until_idle()
     check(runner)
 
