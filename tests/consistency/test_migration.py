@@ -9,6 +9,7 @@ import pytest
 
 from penstock import BasicBolt, Flow, Migration, Settings, Spout, TopologyBuilder, Transport
 from penstock.aggregates import Count, Max, Mean, Reduce, Sum, Variance
+from penstock.plan.render import as_text
 from penstock.testing import LocalRunner
 from tests.consistency.components import Crash, die, flap, run_until
 from tests.helpers import settings_with
@@ -337,6 +338,9 @@ def test_a_branch_goes_from_the_branching_point_to_the_merge():
     runner = LocalRunner(long_branches())
     plan = runner.plan
     assert plan.migratable == ("hop0",)
+    text = as_text(long_branches(), plan)
+    assert "  hop0             yes, its branches go on with hop1, partials\n" in text
+    assert "  hop1             no: is a hop of the branches of 'hop0'\n" in text
     assert plan.not_migrated["hop1"] == "is a hop of the branches of 'hop0'"
     assert plan.not_migrated["partials"] == "is a hop of the branches of 'hop1'"
     for index in range(TASKS):

@@ -37,7 +37,7 @@ def as_text(topology: Topology, plan: Plan) -> str:
     lines += ["", "hops of a tuple between workers", *_all_hops(plan)]
     lines += _ackers(topology)
     lines += ["", "data migration between tasks"]
-    lines += _reasons(plan.not_migrated)
+    lines += [f"{line}{_further_hops(plan, line.split()[0])}" for line in _reasons(plan.not_migrated)]
     lines += ["", "scaling"]
     bolts = [node.id for node in topology.nodes.values() if not node.is_spout]
     lines += _reasons({bolt: why_fixed(topology, bolt) for bolt in bolts})
@@ -109,6 +109,15 @@ def as_mermaid(topology: Topology, plan: Plan) -> str:
 
 def _reasons(why_not: Mapping[str, str]) -> list[str]:
     return [f"  {component:<16} {f'no: {why}' if why else 'yes'}" for component, why in why_not.items()]
+
+
+def _further_hops(plan: Plan, component: str) -> str:
+    """What follows the "yes" of a component whose branches have several hops."""
+    if plan.not_migrated[component]:
+        return ""
+    branch = plan.branch_of(plan.tasks_of[component][0])
+    hops = dict.fromkeys(plan.task[task].component for task in branch[1:])
+    return f", its branches go on with {', '.join(hops)}" if hops else ""
 
 
 def _span(first: int, count: int) -> str:
