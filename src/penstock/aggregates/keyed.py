@@ -96,7 +96,8 @@ class KeyedBolt(BatchBolt):
     key of each batch: of its own keys the whole state, of foreign keys the state of the batch.
 
     The owner of a key is the task to which the fields grouping of the input sends it. States of foreign keys are
-    never kept, so the state of a task contains its own keys only.
+    never kept, so the state of a task contains its own keys only. If ``add`` or ``merge`` raises, all tuples of
+    the batch fail.
     """
 
     emits_partials = True
