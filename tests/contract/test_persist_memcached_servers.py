@@ -169,6 +169,26 @@ def test_a_server_that_hangs_for_a_moment_loses_nothing_and_nothing_overtakes_it
     assert processor.losses == 0
 
 
+def test_a_server_that_is_back_is_read_before_anything_else_is_passed_on(three):
+    """The processor learns from a release, not from a read, that it is back."""
+    spread = Spread(three, 1)
+    first, second, processor = spread.open(), spread.open(), spread.open()
+    put(first, 0, 1, 2)
+    found = processor.read(3)
+    held = first._turn  # the server that gets the next entry
+    put(first, 3)
+    spread.servers[held].pause()
+    second._turn = (held + 1) % 3
+    put(second, 4)
+    assert drain(processor) == []
+    spread.servers[held].resume()
+    processor._clock.advance(1.0)
+    processor.release(found[-1][0])
+    assert drain(processor) == names(3, 4)
+    for client in spread.clients:
+        client.close()
+
+
 def test_what_a_server_brings_back_too_late_is_dropped_and_was_counted(spread):
     writer, processor = spread.open(), spread.open()
     put(writer, *range(9))

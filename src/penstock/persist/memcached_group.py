@@ -29,6 +29,8 @@ class QueueServer:
     patience: Patience = field(default_factory=lambda: Patience(first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
     away_since: float | None = None
     """None while it answers."""
+    is_read: bool = False
+    """Whether it was read since it was away."""
     waiting: int = 0
     """Bytes that waited there when it answered last."""
     to_release: int = 0
@@ -81,6 +83,7 @@ class ServerGroup:
         except QueueUnavailable as error:
             now = self._clock.monotonic()
             server.patience.failed(now)
+            server.is_read = False
             server.away_since = now if server.away_since is None else server.away_since
             self._problem = error.problem
             self._tell()

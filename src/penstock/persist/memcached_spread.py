@@ -195,7 +195,9 @@ class SpreadClient(QueueClient):
         """True while entries that come first may be behind a hole, or on servers that are away and on no other."""
         if self._group.may_hold_entries:
             return True
-        return any(server.away_since is None and not server.client.at_end for server in self._servers)
+        return any(
+            server.away_since is None and not (server.is_read and server.client.at_end) for server in self._servers
+        )
 
     def _fill(self) -> bool:
         """A round of reading. Returns whether there was anything new."""
@@ -211,6 +213,7 @@ class SpreadClient(QueueClient):
             for position, data in found:
                 stamp, entry = unstamped(data)
                 self._order.add(StampedEntry(server.index, position, stamp, entry))
+        server.is_read = True
         return came
 
     def _pass_over_missing(self) -> bool:
