@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.book import micros
 from benchmarks.harness import Results, median, run_parts, say
 from benchmarks.persistence_topology import IntArray
+from benchmarks.replacement_fig17 import measure_fig17
 from benchmarks.replacement_figures import Turn, lost, wrong_keys
 from benchmarks.replacement_overload import measure_overload
 from benchmarks.replacement_scaling import measure_scaling
@@ -30,7 +31,7 @@ from penstock import Topology
 from penstock.driver.handle import RunningTopology
 from penstock.spark.submit import submit
 
-PARTS = ("gap", "gap-1m", "correct", "scaling", "sim", "overload")
+PARTS = ("gap", "gap-1m", "correct", "scaling", "sim", "overload", "fig17")
 DELIVERIES = ("exactly_once", "at_least_once")
 RATE = 3_000  # tuples per second: a frame every few ms, so that gaps show; leaves CPU to start a query
 KEYS, MANY_KEYS, FEW_KEYS = 100_000, 1_000_000, 10_000
@@ -52,6 +53,7 @@ def main(options: argparse.Namespace) -> int:
         measure_scaling,
         measure_scaling_sim,
         measure_overload,
+        measure_fig17,
     )
     return run_parts("replacement", dict(zip(PARTS, measures, strict=True)), options)
 

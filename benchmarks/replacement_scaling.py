@@ -59,7 +59,7 @@ def measure_scaling(results: Results, options: argparse.Namespace) -> None:
     for case, wait in list(STORM.items())[: 1 if options.quick else None]:
         say(f"  {case}: {load.ends[-1]:g} s")
         with tempfile.TemporaryDirectory(prefix="penstock-replacement-") as root:
-            courses[case] = _rebalanced(Path(root) / "arrivals", load, wait)
+            courses[case] = rebalanced(Path(root) / "arrivals", load, wait)
         _report_storm(results, case, courses[case], _STORM_TAIL + (_TIME_OUT_STORM if wait is None else wait))
     draw(courses, folder / "replacement-scaling.png")
     series = {case: course.as_json() for case, course in courses.items()}
@@ -100,11 +100,11 @@ def _scales_itself(folder: Path, load: Schedule, policy: str) -> Course:
     finally:
         handle.kill(drain=False)
     course = Course(load, arrivals(folder), failed=failures.total)
-    course.changes = _changes(replaced, course.begun)
+    course.changes = changes_of(replaced, course.begun)
     return course
 
 
-def _changes(replaced: Sequence[tuple[int, Any]], begun: int) -> list[ScalingChange]:
+def changes_of(replaced: Sequence[tuple[int, Any]], begun: int) -> list[ScalingChange]:
     """The replacements in seconds since the load began."""
     found = []
     for seen, each in replaced:
@@ -159,7 +159,7 @@ def _report(results: Results, policy: str, course: Course) -> None:
 # ---- Storm ---------------------------------------------------------------------------------------------
 
 
-def _rebalanced(out: Path, load: Schedule, wait: int | None) -> Course:
+def rebalanced(out: Path, load: Schedule, wait: int | None) -> Course:
     wanted = right_changes(load, NOTICED)
     text = ",".join(f"{change.decided:g}:{max(change.scale.parallelism.values())}" for change in wanted)
     more = {"words": WORDS, "split-ms": SPLIT * 1000, "count-ms": COUNT * 1000, "tasks": MOST, "tail": _LATE}

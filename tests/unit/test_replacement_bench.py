@@ -424,7 +424,7 @@ def test_storm_is_told_when_to_rebalance_and_read_as_penstock_is(tmp_path, monke
 
     monkeypatch.setattr(replacement_scaling, "run_storm_rebalance", run)
     results = Results("replacement")
-    found = replacement_scaling._rebalanced(tmp_path / "arrivals", QUICK_LOAD, 1)
+    found = replacement_scaling.rebalanced(tmp_path / "arrivals", QUICK_LOAD, 1)
     replacement_scaling._report_storm(results, "storm, wait 1 s", found, 20.0)
     assert asked["schedule"] == "10:65,30:130,20:65"
     assert asked["changes"] == "15:2,45:1"
