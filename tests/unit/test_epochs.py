@@ -16,7 +16,7 @@ from penstock import BasicBolt, Delivery, Settings, TopologyBuilder
 from penstock.cli import savepoint
 from penstock.driver.commit_thread import CommitLoop, CommitThread
 from penstock.driver.commits import Commits, write_published
-from penstock.driver.epochs import Abandon, EpochKeeper, SnapshotBolts, StartCommit, WriteManifest
+from penstock.driver.epochs import Abandon, EpochKeeper, Overtake, SnapshotBolts, StartCommit, WriteManifest
 from penstock.driver.recovery import StateDirectory
 from penstock.driver.savepoint_requests import request, save_at_rest
 from penstock.errors import (
@@ -34,10 +34,11 @@ from penstock.plan.model import WorkerId
 from penstock.plan.planner import make_plan
 from penstock.protocol.commands import EndEpoch, EpochCommitted, TakeSnapshot
 from penstock.protocol.events import EpochPublished, SnapshotWritten, SpoutsSnapshotted
+from penstock.protocol.task_states import OvertakenTuples
 from penstock.state import manifest as manifests
 from penstock.state.generations import Ownership
 from penstock.state.lease import this_process
-from penstock.state.snapshots import epoch_of
+from penstock.state.snapshots import SnapshotPart, epoch_of
 from penstock.state.store import StateStore
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
 from penstock.worker.alignment import Alignment
@@ -63,6 +64,50 @@ def test_epochs_begin_by_the_clock():
     assert made.tick(110.0) == [StartCommit(5)]
     assert made.tick(110.1) == []
     assert made.newest == 5
+
+
+def test_the_marker_overtakes_in_an_epoch_that_takes_too_long():
+    made = EpochKeeper([A, B, C], [A, B], True, 0, interval=10.0, overtake_after=2.0)
+    assert made.start_commit(0.0) == [StartCommit(1)]
+    assert made.tick(1.9) == []
+    assert made.tick(2.0) == [Overtake(1)]
+    assert made.tick(2.1) == [], "once is enough"
+    for worker in (A, B, C):
+        last = made.snapshot_written(worker, 1, {})
+    assert last == [WriteManifest(1, {})]
+    assert made.tick(9.9) == [], "the next epoch is aligned again"
+    assert made.tick(10.0) == [StartCommit(2)]
+
+
+def test_a_request_may_have_less_patience_than_usual():
+    made = EpochKeeper([A, B, C], [A, B], True, 0, interval=10.0, overtake_after=2.0)
+    assert made.start_commit(0.0) == [StartCommit(1)]
+    assert made.start_commit(0.5, patience=0.0) == [StartCommit(2), Overtake(2)], "earlier epochs end before it"
+    assert made.start_commit(0.6, patience=0.0) == [], "two are in progress"
+    assert made.tick(3.0) == []
+    made = EpochKeeper([A, B, C], [A, B], True, 0, interval=10.0)
+    made.start_commit(0.0)
+    made.start_commit(0.0)
+    assert made.start_commit(0.0, patience=0.2) == []
+    assert made.tick(0.2) == [Overtake(2)], "it waits for those in progress"
+
+
+def test_nothing_is_overtaken_without_markers():
+    made = EpochKeeper([A, B, C], [A, B], False, 0, interval=10.0, overtake_after=0.0)
+    assert made.start_commit(0.0, patience=0.0) == [StartCommit(1)]
+    assert made.tick(5.0) == []
+
+
+def test_what_waited_nearer_to_its_task_comes_first():
+    made = keeper()
+    made.start_commit(0.0)
+    written = {}
+    for number, worker in enumerate((A, C, B)):
+        part = SnapshotPart(f"snapshots/{worker}", 0, 1, "", "frames", 1)
+        written[worker] = part
+        last = made.snapshot_written(worker, 1, {}, {"bolt/0": OvertakenTuples([part], [number])})
+    (commit,) = last
+    assert commit.overtaken == {"bolt/0": OvertakenTuples([written[C], written[A], written[B]], [0, 1, 2])}
 
 
 def test_an_epoch_is_committed_when_all_workers_have_written():

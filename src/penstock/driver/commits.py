@@ -333,7 +333,7 @@ class Commits:
             (stream.component, stream.name, [(field.name, str(field.type)) for field in stream.fields])
             for stream in self._plan.streams
         ]
-        tasks = [task.key for task in sorted(self._plan.tasks, key=lambda task: task.id)]
+        tasks = {task.id: task.key for task in self._plan.tasks}
         entries = {key: OvertakenEntry(list(each.parts), list(each.streams)) for key, each in tuples.items()}
         return OvertakenFrames(streams, tasks, entries)
 

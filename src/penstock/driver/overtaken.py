@@ -29,7 +29,7 @@ def waiting_of(plan: Plan, worker: WorkerId, overtaken: OvertakenFrames) -> Wait
     mine = {plan.task[task].key for task in plan.routes.tasks_of(worker)}
     components = {key.rpartition("/")[0] for key in mine}
     before: dict[str, int] = {}
-    for key in overtaken.tasks:
+    for key in overtaken.tasks.values():
         component = key.rpartition("/")[0]
         before[component] = before.get(component, 0) + 1
     parts: list[tuple[str, SnapshotPart]] = []
@@ -41,7 +41,7 @@ def waiting_of(plan: Plan, worker: WorkerId, overtaken: OvertakenFrames) -> Wait
         return None
     numbers = {(stream.component, stream.name): number for number, stream in enumerate(plan.streams)}
     streams = [numbers.get((component, name), -1) for component, name, _ in overtaken.streams]
-    return WaitingTuples(parts, before, streams, list(overtaken.tasks))
+    return WaitingTuples(parts, before, streams, dict(overtaken.tasks))
 
 
 def check_waiting(plan: Plan, overtaken: OvertakenFrames, stateful: frozenset[str], where: str) -> None:
@@ -80,7 +80,7 @@ def why_not_overtaken(old: Plan, new: Plan) -> str:
 
 
 def _problem(plan: Plan, overtaken: OvertakenFrames, component: str, entry: OvertakenEntry, stateful: bool) -> str:
-    before = sum(each.rpartition("/")[0] == component for each in overtaken.tasks)
+    before = sum(each.rpartition("/")[0] == component for each in overtaken.tasks.values())
     counts = before, len(plan.tasks_of.get(component, ()))
     for number in entry.streams:
         stream = overtaken.streams[number]

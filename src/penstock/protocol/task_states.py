@@ -53,8 +53,8 @@ class WaitingTuples(Struct, frozen=True, array_like=True):
     """The previous number of tasks of each component in ``parts``."""
     streams: list[int]
     """The number of each previous stream now; -1 if there is no such stream."""
-    tasks: list[str]
-    """The key of each previous task."""
+    tasks: dict[int, str]
+    """The key of each previous task, by its number."""
 
 
 TaskStates = dict[str, SavedTask | InheritedTask]

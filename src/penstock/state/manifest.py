@@ -100,15 +100,15 @@ class OvertakenFrames:
 
     streams: list[tuple[str, str, list[tuple[str, str]]]]
     """Component, name and fields of each stream; fields are ⟨name, type⟩."""
-    tasks: list[str]
-    """The key of each task."""
+    tasks: Mapping[int, str]
+    """The key of each task, by its number."""
     entries: Mapping[str, OvertakenEntry]
     """By key of the task for which the tuples wait."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "streams": self.streams,
-            "tasks": self.tasks,
+            "tasks": list(self.tasks.items()),
             "entries": {
                 key: {"parts": [part.to_json() for part in entry.parts], "streams": entry.streams}
                 for key, entry in self.entries.items()
@@ -119,7 +119,7 @@ class OvertakenFrames:
     def from_json(cls, fields: Mapping[str, Any]) -> OvertakenFrames:
         return cls(
             [(component, name, [(a, b) for a, b in columns]) for component, name, columns in fields["streams"]],
-            fields["tasks"],
+            dict(fields["tasks"]),
             {
                 key: OvertakenEntry(list(map(SnapshotPart.from_json, entry["parts"])), entry["streams"])
                 for key, entry in fields["entries"].items()
