@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from penstock import BasicBolt, CustomGrouping, TopologyBuilder
-from penstock.columns import ColumnBatch
+from penstock.columns import ColumnBatch, to_values
 from penstock.driver.overtaken import check_waiting, waiting_of, why_not_overtaken
 from penstock.errors import StateError
 from penstock.frames import codec
@@ -70,7 +70,7 @@ def frame_for(plan, index, rows, source=0, sequence=0, epoch=3):
 def rows_of(parcel):
     header = unpack(memoryview(parcel.content))
     assert header.rows == parcel.header.rows
-    return codec.decode(header, parcel.content, None).column(0).to_pylist()
+    return to_values(codec.decode(header, parcel.content, None).column(0))
 
 
 def stored(recording):
@@ -113,7 +113,8 @@ def restored(before, after, parcels):
             if after.task[task].component == "bolt":
                 rows = found[after.task[task].index] = []
                 while (parcel := inbox.take()) is not None:
-                    assert parcel.header.sequence == UNNUMBERED and not parcel.is_numbered
+                    assert parcel.header.sequence == UNNUMBERED
+                    assert not parcel.is_numbered
                     assert after.task[parcel.header.source_task].component == "spout"
                     rows += rows_of(parcel)
     return found
