@@ -37,7 +37,7 @@ NODES, CPUS, LINK, BANDWIDTH = 4, 0.5, "100mbit", 25e6
 SLOTS, MEMORY = 48, "512m"  # per node: old and new form of the topology may run side by side on one node
 SHAPE = Shape(2, 4, 4, 4)
 """*Pu 2021*, table 3, for two cores instead of 64: executors per core are the same."""
-RATES = {"word_count": 1_900.0, "sol": 1_900.0, "rolling_sort": 180.0, "rolling_count": 1_500.0}
+RATES = {"word_count": 1_900.0, "sol": 1_900.0, "rolling_sort": 180.0, "rolling_count": 1_100.0}
 """Messages per second at which the nodes are half idle with the default placement."""
 RETURN = 1.6
 """The load that returns, as a multiple: too much for two nodes, not for four."""
@@ -49,7 +49,7 @@ LIMIT, FILL = 0.95, 0.95
 BY_ITSELF, APART = "erdm", Workers(64)
 """``APART``: every executor has a worker of its own with the default placement, too."""
 _AT_REST = 3  # load samples in a row from which nothing follows
-_PATIENCE = 300.0  # seconds until it must be at rest, or have its nodes back
+_PATIENCE = 600.0  # seconds until it must be at rest, or have its nodes back
 _CATCH_UP = 2.0  # seconds after the last action that still belong to it
 _INTERVAL = 0.5  # seconds between two looks at the topology
 
@@ -349,7 +349,8 @@ class AutoRun:
             if outcome.time > self._told:
                 self._told = outcome.time
                 acted = any(each.time >= outcome.time for each in list(placements.decisions))
-                self._idle = 0 if acted else self._idle + 1
+                # While moves are suspended, because a node was full, it is not at rest: it tries again.
+                self._idle = 0 if acted or placements.paused else self._idle + 1
                 say(f"    {self.name}: {outcome.text}")
 
     def wrong(self) -> tuple[int, int]:
