@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reproduction.model import Exhibit, Picture
-from benchmarks.reproduction.report import Findings
+from benchmarks.reproduction.report import Findings, mode_of
 from benchmarks.reproduction.verdict import NOT_RUN, Compared
 
 FOLDER = "figures/reproduction"
@@ -52,8 +52,8 @@ def _draw(findings: Findings, exhibit: Exhibit, picture: Picture, path: Path) ->
         _draw_curves(axes, findings, picture)
     else:
         _draw_bars(axes, [each for each in findings.compared(exhibit) if each.value.unit == picture.unit])
-    quick = any(r.quick for id in exhibit.experiments for r in findings.repeats[id])
-    axes.set(xlabel=picture.x, ylabel=picture.y, title=f"{exhibit.paper}, {exhibit.number}{' (quick)' * quick}")
+    mode = mode_of([r for id in exhibit.experiments for r in findings.repeats[id]])
+    axes.set(xlabel=picture.x, ylabel=picture.y, title=f"{exhibit.paper}, {exhibit.number}{mode}")
     if picture.logarithmic:
         axes.set_yscale("log")
     axes.grid(alpha=0.3)

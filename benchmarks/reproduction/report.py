@@ -91,7 +91,7 @@ def _linked(exhibit: Exhibit) -> str:
 def _here(findings: Findings, exhibit: Exhibit) -> str:
     parts = []
     if exhibit.values:
-        mode = _mode([r for id in exhibit.experiments for r in findings.repeats[id]])
+        mode = mode_of([r for id in exhibit.experiments for r in findings.repeats[id]])
         parts.append(f"**{summary(findings.compared(exhibit))}**{mode}")
     if exhibit.code:
         parts.append("code: " + ", ".join(f"`{_short(path)}`" for path in exhibit.code))
@@ -102,7 +102,8 @@ def _here(findings: Findings, exhibit: Exhibit) -> str:
     return "; ".join(parts)
 
 
-def _mode(repeats: Sequence[Repeat]) -> str:
+def mode_of(repeats: Sequence[Repeat]) -> str:
+    """Says if some or all repeats were short runs."""
     if not repeats:
         return ""
     if all(each.quick for each in repeats):
@@ -137,7 +138,7 @@ def _bars(findings: Findings) -> list[str]:
                 repeats = findings.repeats[each.value.experiment]
                 what = f"[{exhibit.paper}, {exhibit.number}](#{anchor(exhibit)}): {each.value.label}"
                 wanted = f"{sign} {number(each.value.bar)} {each.value.unit}"
-                lines.append(_row(what, wanted, _ours(each), reached + _mode(repeats)))
+                lines.append(_row(what, wanted, _ours(each), reached + mode_of(repeats)))
     return lines
 
 
