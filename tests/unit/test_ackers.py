@@ -1,5 +1,6 @@
 """Several ackers: what the driver decides when they start and are lost, and real processes without Spark."""
 
+import io
 import os
 import signal
 import socket
@@ -10,13 +11,16 @@ from collections import deque
 import numpy as np
 import psutil
 import pytest
+from rich.console import Console
 
 from penstock import ControlRefused, RichBolt, SettingError, Settings, Spout, TopologyBuilder
 from penstock.acking import ledger
 from penstock.acking.ids import edges_of_roots, roots
 from penstock.acking.lineage import Entries
 from penstock.acking.spread import BLOCK, owners, split
+from penstock.cli.status import render
 from penstock.driver.acker_roster import AckerPhase, AckerRoster, spread_over_nodes
+from penstock.driver.ackers import AckerStatus
 from penstock.driver.coordinator import Coordinator
 from penstock.metrics.bus import MetricsBus
 from penstock.plan.model import WorkerId
@@ -35,9 +39,11 @@ from penstock.protocol.events import (
     SpoutProgress,
 )
 from penstock.testing import CaptureBolt, FeederSpout, LocalRunner
+from penstock.web.exposition import exposition
 from penstock.worker.acker_process import AckerSpec
 from penstock.worker.ackers import SlotAckers
 from penstock.worker.wake import Wake
+from tests.unit.watched import Watched
 
 SLOTS = {WorkerId(0, 0): "a/1", WorkerId(1, 0): "a/1", WorkerId(1, 1): "b/2"}
 FIRST, SECOND, THIRD = WorkerId(0, 0), WorkerId(1, 1), WorkerId(1, 0)
@@ -154,6 +160,24 @@ def test_the_plan_shows_the_ackers():
     assert "ackers" not in text("exactly_once", 3)
     with pytest.raises(SettingError, match=r"delivery.ackers: it must be greater than 0"):
         Settings().with_values({"delivery.ackers": 0})
+
+
+def test_status_and_metrics_show_the_ackers():
+    watched = Watched()
+    watched.ackers = [
+        AckerStatus(0, "node-a/1", 4242, "running", 1_500, 90_000, 12_000.0, 3.5, 0.25, 50_000_000),
+        AckerStatus(1, "", None, "starting", 0, 0, 0.0, None, None, None),
+    ]
+    console = Console(width=200, file=io.StringIO())
+    console.print(render(watched.status().to_json()))
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    cells = [[cell for cell in line if cell != "│"] for line in lines]
+    assert any(line[:4] == ["0", "node-a/1", "running", "4242"] and line[-1] == "0.25" for line in cells)
+    assert any(line[:3] == ["1", "-", "starting"] for line in cells)
+    text = exposition(watched.status())
+    assert 'penstock_acker_open_roots{topology="word-count",acker="0",node="node-a/1"} 1500\n' in text
+    assert 'penstock_acker_cpu_seconds_total{topology="word-count",acker="0",node="node-a/1"} 3.5\n' in text
+    assert 'penstock_acker_cpu_seconds_total{topology="word-count",acker="1"' not in text, "not known"
 
 
 def two_hops(settings):
