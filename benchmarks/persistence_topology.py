@@ -58,8 +58,7 @@ def words_to_store(
 ) -> Topology:
     """Lines at a rate of ``rate`` words per second → split → count → persist in one of four ways: delayed (with
     any queue), instant, direct, inner. All files are in ``folder``: see ``acked``, ``times``, ``times_stored`` and
-    ``stored``. ``room_mb``: the memory that the process of the persist bolt may use beyond that at its start, or 0
-    for no limit."""
+    ``stored``. ``room_mb``: the memory by which the process of the persist bolt may grow, or 0 for no limit."""
     store = SleepingStore(str(folder / "store"), 0.0 if case == "instant" else SLEEP)
     others: dict[str, Any] = {"direct": DirectBolt, "inner": InnerQueueBolt}
     builder = TopologyBuilder()
@@ -292,13 +291,21 @@ class CountWords(BatchBolt):
 
 
 class MemoryLimit:
-    """Ends the process with SIGKILL when it uses more memory than it may, as the kernel does."""
+    """Ends the process with SIGKILL when it uses more memory than it may, as the kernel does. Its growth counts
+    from ``settle`` seconds after the first call of ``check``, when all pools and buffers have been made."""
 
-    def __init__(self, conf: Conf) -> None:
-        room = float(conf["room_mb"])
-        self._most = _rss_mb() + room if room else float("inf")
+    def __init__(self, conf: Conf, settle: float = 3.0) -> None:
+        self._room, self._settle = float(conf["room_mb"]), settle
+        self._since: float | None = None
+        self._most = float("inf")
 
     def check(self) -> None:
+        if not self._room:
+            return
+        if self._since is None:
+            self._since = time.monotonic()
+        if self._most == float("inf") and time.monotonic() - self._since >= self._settle:
+            self._most = _rss_mb() + self._room
         if _rss_mb() > self._most:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -73,8 +73,9 @@ def test_a_queue_inside_the_worker_acks_what_only_it_holds(tmp_path, monkeypatch
 def test_a_process_that_uses_more_memory_than_it_may_is_killed(monkeypatch):
     killed = []
     monkeypatch.setattr("os.kill", lambda pid, number: killed.append((pid, number)))
-    limit, free = MemoryLimit({"room_mb": 20}), MemoryLimit({"room_mb": 0})
+    limit, free = MemoryLimit({"room_mb": 20}, settle=0.0), MemoryLimit({"room_mb": 0}, settle=0.0)
     limit.check()
+    free.check()
     assert killed == []
     ballast = bytearray(b"x") * (40 << 20)
     free.check()
