@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.clock import Clock, SystemClock
-from penstock.errors import FieldCountError, FieldTypeError, SettingError
+from penstock.errors import FieldCountError, FieldTypeError, PenstockError, SettingError
 from penstock.replay.decisions import ReplayEntry
 from penstock.replay.eden import Eden
 from penstock.replay.places import as_places
@@ -126,7 +126,10 @@ class ReplaySpout(BatchSpout):
         """Also closes the queues of a deactivated spout: nothing else is called after its last failed tuple is
         stored."""
         settled = self._replayer is None or self._replayer.settled
-        self._release_if_idle()
+        try:
+            self._release_if_idle()
+        except (OSError, PenstockError) as error:
+            self._context.report(error)
         return settled
 
     def before_snapshot(self) -> None:
