@@ -36,6 +36,7 @@ from penstock.worker.tracking import MessageIds, Tracker
 SOURCES = ("queue", "kafka")
 PENDING, SIZE = 50_000, 10_000  # tuples, bytes
 WARM_UP = 30_000  # tuples: several times what is read ahead
+_REST = 12_000  # tuples never emitted: at the end, too, as many are read ahead as may be
 _FEED = 2_000  # tuples written at a time
 _PATIENCE = 120.0  # seconds without a tuple until the measurement is given up
 _SETTLING, _STEADY = 30.0, 1 << 18  # seconds at most, bytes
@@ -120,7 +121,7 @@ def _source(kind: str, folder: Path, count: int) -> Iterator[Eden]:
 
 def _run(kind: str, traced: bool, folder: Path) -> dict[str, float]:
     conf: Conf = {}
-    with _source(kind, folder, WARM_UP + PENDING + 10_000) as eden:
+    with _source(kind, folder, WARM_UP + PENDING + _REST) as eden:
         table, state = _PendingTable(), TaskState()
         spout = ReplaySpout(eden)
         ids = {"lines": (1,)}
