@@ -27,13 +27,21 @@ class Origin(Enum):
 
 def places_of(origin: Origin, positions: Sequence[int]) -> list[int]:
     """Raises ``ComponentError`` if a position cannot be part of a place."""
-    if positions and not 0 <= min(positions) <= max(positions) <= MAX_POSITION:
+    try:
+        found = np.array(positions, np.int64)
+    except OverflowError:
+        found = np.array([-1])
+    if len(found) and not 0 <= found.min() <= found.max() <= MAX_POSITION:
+        wrong = next(each for each in positions if not 0 <= each <= MAX_POSITION)
         raise ComponentError(
             f"{origin.name.capitalize()} of a ReplaySpout",
-            f"it gave a tuple the position {min(positions) if min(positions) < 0 else max(positions)}",
+            f"it gave a tuple the position {wrong}",
             "Positions are integers from 0 to 2**62 - 1.",
         )
-    return [position | _EDEN_BIT for position in positions] if origin is Origin.EDEN else list(positions)
+    if origin is Origin.EDEN:
+        found |= _EDEN_BIT
+    places: list[int] = found.tolist()
+    return places
 
 
 def by_origin(places: I64) -> Iterator[tuple[Origin, I64]]:

@@ -28,6 +28,8 @@ class ReadProgress:
 
     def read(self, positions: Positions, end: int) -> None:
         """Records at these positions were read; the next one will be at ``end`` or later."""
+        if isinstance(positions, range):  # would be converted number by number
+            positions = np.arange(positions.start, positions.stop, positions.step)
         found = np.asarray(positions, np.int64)
         self._make_room(len(found))
         after = self._tail + len(found)

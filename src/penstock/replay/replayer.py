@@ -258,11 +258,12 @@ class Replayer:
                 self._found = self._sources.read(instruction.origin, instruction.limit)
             if not self._found:
                 break
-            whole = [each for each in self._found if not self._fault(each[1])]
-            if len(whole) < len(self._found):
+            positions, records = zip(*self._found, strict=True)
+            if any(each.damaged or len(each.payload) != self._width for each in records):
                 self._store_unemittable(instruction.origin)
-            places = places_of(instruction.origin, [position for position, _ in whole])
-            entries = list(map(ReplayEntry, places, (record for _, record in whole)))
+                whole = [each for each in self._found if not self._fault(each[1])]
+                positions, records = zip(*whole, strict=True) if whole else ((), ())
+            entries = list(map(ReplayEntry, places_of(instruction.origin, positions), records))
             self._found = []
         self._eden_empty = instruction.origin is Origin.EDEN and not entries
         self._handle(Arrived(instruction.origin, len(entries)))
