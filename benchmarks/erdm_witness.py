@@ -42,7 +42,7 @@ BUCKETS = 512
 LAST = {"word_count": "count", "sol": "level3", "rolling_sort": "sort", "rolling_count": "rolling_count"}
 """The last bolt of each benchmark."""
 _SOURCE = "source"
-_FLAGS = ("emits_partials", "merges_partials", "same_task", "reads", "tick_interval")
+_FLAGS = ("emits_partials", "merges_partials", "same_task", "reads", "tick_interval", "control_stream")
 _COLUMNS = 3  # of a record: when it came, tuples, latency
 _COPIED = 1_000  # messages of a spout that are computed at a time
 
@@ -173,12 +173,17 @@ class WitnessBolt(BatchBolt):
 
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
         self.bolt.execute_batch(batch, source, collector)
+        if source.stream == self.bolt.control_stream:
+            return
         weights = None if self._weight is None else batch.column(self._weight).to_numpy()
         _add(self._counts, self._sums, hash_column(batch.column(self._column)), weights)
         rows = batch.num_rows if weights is None else int(weights.sum())
         now = micros()
         emitted = pc.min(batch.column(self._time)).as_py() * self._scale
         self._notes.add(np.array([now, rows, now - round(emitted * 1e6)], np.int64))
+
+    def skip_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
+        self.bolt.skip_batch(batch, source, collector)
 
     def tick(self, collector: BatchCollector) -> None:
         self.bolt.tick(collector)
