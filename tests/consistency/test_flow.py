@@ -132,7 +132,7 @@ def test_frames_for_another_task_of_the_same_worker_pass_too():
         runner.run(0.1)
         longest = max(longest, slow.length)
         assert fast.length < 20
-    assert longest > slow.capacity
+    assert longest > 0.8 * slow.capacity, "it is overloaded"
     assert slow.arrived > 100
 
 
