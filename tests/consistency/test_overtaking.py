@@ -210,3 +210,23 @@ def test_commits_are_made_while_a_bolt_is_saturated(patience, world, folder):
     bolt_time = 2 * COUNT * INTERVAL / 10
     assert (longest < bolt_time / 2) == (patience == INTERVAL), longest
     runs.finish(runner)
+
+
+@pytest.mark.parametrize("now", [1, 2, 4])
+def test_after_the_last_epoch_nothing_is_executed_and_the_next_form_goes_on(now, world, folder):
+    """As in a replacement: the spouts pause, the marker of the last epoch overtakes, the next form takes over."""
+    runs = Runs(world, folder)
+    runner = runs.start(2, 1)
+    runner.run(2 * INTERVAL)
+    runner.deactivate()
+    while not runner.commits.start_commit(CLOCK.now(), last=True, patience=0.0):
+        runner.run(INTERVAL / 10)
+    last = runner.commits.newest
+    while runner.commits.published < last:
+        runner.run(INTERVAL / 10)
+    before = sum(stats.executed for stats in runner.stats("middle"))
+    runner.run(10 * INTERVAL)
+    assert sum(stats.executed for stats in runner.stats("middle")) == before
+    assert runner.commits.committed >= last
+    runs.finish(runs.start(now, 2))
+    assert runs.overtaken
