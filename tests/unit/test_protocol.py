@@ -17,7 +17,7 @@ from penstock.plan.owners import OwnerRule
 from penstock.protocol import codec, commands, events, wire
 from penstock.protocol.handover import FlowHandover, HandoverState, TaskHandover
 from penstock.protocol.requests import OperatorAnswer, OperatorRequest
-from penstock.protocol.task_states import InheritedTask, SavedTask
+from penstock.protocol.task_states import InheritedTask, OvertakenTuples, SavedTask, WaitingTuples
 from penstock.state.snapshots import SnapshotPart
 from penstock.worker.archive import _as_json
 
@@ -53,7 +53,9 @@ COMMANDS = [
     commands.StopAcker(2, 3),
     commands.UseAcker(2, 3, "127.0.0.1", 4000),
     commands.FailRoots(2),
+    commands.OpenTasks({}, 2, 3, STATES, waiting=WaitingTuples([("a/0", PART)], {"a": 1}, [0, -1], {1: "a/0"})),
     commands.EndEpoch(3, last=True),
+    commands.EndEpoch(3, overtakes=True),
     commands.TakeSnapshot(3, "spouts"),
     commands.EpochCommitted(3),
     commands.SetMigrationRoutes("count", {4: 5}, 2),
@@ -92,6 +94,7 @@ EVENTS = [
     events.UnfinishedHandedOn(3),
     events.SpoutsSnapshotted(3),
     events.SnapshotWritten(3, {"count/0": STATES["count/0"]}),
+    events.SnapshotWritten(3, {}, {"a/0": OvertakenTuples([PART], [1])}),
     events.SnapshotFailed(3, "disk full"),
     events.EpochPublished(3),
     events.WorkerRouted(1, [1, 3]),
