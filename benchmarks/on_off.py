@@ -9,19 +9,22 @@ import argparse
 import tempfile
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from benchmarks.alice import Load, Outcome, fill_topic, observe, run, sending, words_settings
-from benchmarks.alice_topology import kafka_word_count
+from benchmarks.alice import sending
+from benchmarks.alice_topology import Count as LineCount
+from benchmarks.alice_topology import Lines, Persist
+from benchmarks.alice_topology import Split as LineSplit
 from benchmarks.book import micros
 from benchmarks.fast_words import RandomSentences
 from benchmarks.harness import Results, median, running
 from benchmarks.hops import APART
-from benchmarks.peers.bench import CASES, Case, build_storm, case_name, run_storm
+from benchmarks.peers.bench import CASES, Case, build_storm, case_name, run_storm, run_storm_kafka
 from benchmarks.persistence import by_second
 from benchmarks.turns import median_ratio, take_turns
 from benchmarks.words import Split
@@ -37,6 +40,7 @@ from penstock import (
     TopologyBuilder,
     Tuple,
 )
+from penstock.connectors.kafka_eden import KafkaEden
 from penstock.replay import ReplaySpout
 from penstock.spark.session import close_session
 from penstock.testing.servers.kafka import KafkaServer
@@ -51,7 +55,20 @@ OVERLOADED: tuple[Case, ...] = ((1, 1, 1), (1, 2, 1))
 """The cases in which *Lu 2020* found replays and an improvement of 17 %."""
 _SLICE = 0.004  # seconds of waiting that are saved up, because shorter sleeps are inexact
 _STEP = 0.5  # seconds between two points of a curve
-_PACED = 2_000  # lines per second of the word count that is not overloaded
+
+
+class Wait:
+    """Waits ``seconds`` for each call, in slices."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._owed = seconds, 0.0
+
+    def owe(self) -> None:
+        self._owed += self._seconds
+        if self._owed >= _SLICE:
+            begun = time.monotonic()
+            time.sleep(self._owed)
+            self._owed -= time.monotonic() - begun
 
 
 class SlowCount(BasicBolt):
@@ -61,15 +78,11 @@ class SlowCount(BasicBolt):
 
     def prepare(self, conf: Conf, context: Context) -> None:
         self._counts: defaultdict[str, int] = defaultdict(int)
-        self._owed = 0.0
+        self._wait = Wait(WORD)
 
     def execute(self, tup: Tuple, collector: Collector) -> None:
         self._counts[tup[0]] += 1
-        self._owed += WORD
-        if self._owed >= _SLICE:
-            begun = time.monotonic()
-            time.sleep(self._owed)
-            self._owed -= time.monotonic() - begun
+        self._wait.owe()
 
 
 @dataclass
@@ -126,7 +139,7 @@ def measure_figure_13(results: Results, options: argparse.Namespace) -> None:
     results.bar("lu13.on_vs_off.otherwise", ratios[CASES[3]], "× completed sentences, nothing overloaded")
 
 
-def on_to_off(on: list[Course], off: list[Course]) -> float:
+def on_to_off(on: Sequence[Course], off: Sequence[Course]) -> float:
     """On to off; if nothing is completed with the mechanisms off, as if it were one sentence per second."""
     return median([ours.rate / max(1.0, theirs.rate) for ours, theirs in zip(on, off, strict=True)])
 
@@ -139,21 +152,22 @@ def _completed(system: str, case: Case, warm_up: int, seconds: int) -> Course:
             tempfile.TemporaryDirectory() as folder,
             running(slow_word_count(case, system, folder)) as handle,
         ):
-            return _watched(handle, warm_up, seconds)
+            return watched(handle, "sentences", warm_up, seconds)
     finally:
         close_session()  # no JVM of Penstock may run while the next system is measured
 
 
-def _watched(handle: Any, warm_up: int, seconds: int) -> Course:
+def watched(handle: Any, spout: str, warm_up: int, seconds: int) -> Course:
+    """What the spout's tuples completed, from the end of the warm-up on."""
     bus, begun = handle.internals.bus, time.monotonic()
     seen = [(0.0, 0)]
     while seen[-1][0] < warm_up + seconds:
         time.sleep(_STEP)
-        seen.append((time.monotonic() - begun, bus.totals()["sentences"].acked))
+        seen.append((time.monotonic() - begun, bus.totals()[spout].acked))
     points = [(at, (acked - before) / (at - then)) for (then, before), (at, acked) in pairwise(seen)]
     first = next(each for each in seen if each[0] >= warm_up)
     rate = (seen[-1][1] - first[1]) / (seen[-1][0] - first[0])
-    failed = bus.totals()["sentences"].failed
+    failed = bus.totals()[spout].failed
     return Course(rate, failed, [at for at, _ in points], [value for _, value in points])
 
 
@@ -168,81 +182,110 @@ def _storm_completed(case: Case, warm_up: int, seconds: int) -> Course:
 # ---- figure 15 -----------------------------------------------------------------------------------------
 
 
+@dataclass
+class Latency(Course):
+    """What one system completed, in lines, and how long its words took."""
+
+    p50: float = 0.0
+    """ms from the spout's read until a word was persisted, of the attempt that succeeded."""
+    seconds: list[float] = field(default_factory=list)
+    p50s: list[float] = field(default_factory=list)
+    """By second."""
+
+    def __str__(self) -> str:
+        return f"p50 {self.p50:,.0f} ms, {self.rate:,.0f} lines/s, {self.failed} failed"
+
+
+class SlowPersist(Persist):
+    """Writes each count, and waits a while for each word in ``conf["word_s"]``."""
+
+    def prepare(self, conf: Conf, context: Context) -> None:
+        super().prepare(conf, context)
+        self._wait = Wait(float(conf["word_s"]))
+
+    def execute(self, tup: Tuple, collector: Collector) -> None:
+        self._wait.owe()
+        super().execute(tup, collector)
+
+
 def measure_figure_15(results: Results, options: argparse.Namespace) -> None:
-    """*Lu 2020*, figure 15: the word count from Kafka with a full topic, and at a load that all can bear."""
-    lines, warm_up, seconds = (200_000, 4, 10) if options.quick else (1_500_000, 10, 50)
+    """*Lu 2020*, figure 15: latency of the word count from Kafka over time, with a persist bolt that is too slow,
+    and with one that is fast."""
     repeats = options.repeats or (1 if options.quick else 3)
     build_storm()
-    curves: dict[str, tuple[Any, Any]] = {}
     with KafkaServer() as kafka:
-        words = fill_topic(kafka, "full", lines, options.text)
-        load = Load(kafka.bootstrap, "full", "read", words, warm_up, seconds)
-
-        def full(system: str, number: int) -> Outcome:
-            outcome, curves[system] = _word_count(system, load)
-            return outcome
-
-        found = take_turns("full topic", ("on", "off", "storm"), repeats, full, str)
-        paced = take_turns(
-            f"{_PACED:,} lines/s",
-            ("on", "off"),
+        slow = take_turns(
+            "slow persist",
+            (*SYSTEMS, "storm"),
             repeats,
-            lambda system, number: _paced(kafka, system, number, options),
+            lambda system, number: _word_count(kafka, system, WORD, number, options),
             str,
         )
-    for system, outcomes in found.items():
-        results.row(
-            what="full topic", system=system, p50=median([each.p50 for each in outcomes]), **_rates(outcomes)
+        fast = take_turns(
+            "fast persist",
+            ("on", "off"),
+            repeats,
+            lambda system, number: _word_count(kafka, system, 0.0, number, options),
+            str,
         )
-        results.bar(f"lu15.p50.{system}", median([each.p50 for each in outcomes]), "ms from the spout's read")
-        results.bar(f"lu15.words.{system}", median([each.words_per_s for each in outcomes]), "words/s, full topic")
-        results.curve(f"lu15.{system}", *curves[system])
-    for system, outcomes in paced.items():
-        what = f"{_PACED:,} lines/s"
-        results.row(what=what, system=system, p50=median([each.p50 for each in outcomes]), **_rates(outcomes))
-    p50s = median_ratio(found["on"], found["off"], lambda each: each.p50)
-    results.bar("lu15.on_vs_off.p50", p50s, "× the p50 with a full topic")
-    rates = median_ratio(found["on"], found["off"], lambda each: each.words_per_s)
-    results.bar("lu15.on_vs_off.overloaded", rates, "× words/s with a full topic")
-    calm = median_ratio(paced["on"], paced["off"], lambda each: each.words_per_s)
-    results.bar("lu15.on_vs_off.otherwise", calm, f"× words/s at {_PACED:,} lines/s")
-    storm = median_ratio(found["on"], found["storm"], lambda each: each.p50)
-    results.bar("lu15.on_vs_storm.p50", storm, "× Storm's p50 with a full topic")
+    for what, found in (("slow persist", slow), ("fast persist", fast)):
+        for system, each in found.items():
+            rate, p50 = median([one.rate for one in each]), median([one.p50 for one in each])
+            failed = sum(one.failed for one in each)
+            results.row(what=what, system=system, **{"lines/s": rate, "p50 ms": p50}, failed=failed, offered=RATE)
+    for system, each in slow.items():
+        results.bar(f"lu15.p50.{system}", median([one.p50 for one in each]), "ms from the spout's read")
+        results.bar(f"lu15.rate.{system}", median([one.rate for one in each]), f"completed lines/s of {RATE:,}")
+        results.curve(f"lu15.{system}", each[-1].seconds, each[-1].p50s)
+    for other in ("off", "spout", "storm"):
+        ratio = median_ratio(slow["on"], slow[other], lambda one: max(one.p50, 1e-3))
+        results.bar(f"lu15.on_vs_{other}.p50", ratio, "× the p50, slow persist")
+    results.bar("lu15.on_vs_off.overloaded", on_to_off(slow["on"], slow["off"]), "× completed lines, slow persist")
+    results.bar("lu15.on_vs_off.otherwise", on_to_off(fast["on"], fast["off"]), "× completed lines, fast persist")
 
 
-def _rates(outcomes: list[Outcome]) -> dict[str, Any]:
-    return {
-        "words/s": median([each.words_per_s for each in outcomes]),
-        "failed": sum(each.failed for each in outcomes),
-    }
-
-
-def _paced(kafka: KafkaServer, system: str, number: int, options: argparse.Namespace) -> Outcome:
-    warm_up, seconds = (5, 8) if options.quick else (10, 30)
-    topic = f"lines-{system}-{number}"
+def _word_count(kafka: KafkaServer, system: str, word: float, number: int, options: argparse.Namespace) -> Latency:
+    """Lines arrive at ``RATE``. ``word``: seconds that persist takes for a word."""
+    warm_up, seconds = (8, 12) if options.quick else (10, 50)
+    topic = f"lines-{system}-{'slow' if word else 'fast'}-{number}"
     kafka.create_topic(topic)
-    with sending(kafka.bootstrap, topic, _PACED, options.text):
-        return _word_count(system, Load(kafka.bootstrap, topic, "sent", 0, warm_up, seconds))[0]
+    with sending(kafka.bootstrap, topic, RATE, options.text):
+        if system == "storm":
+            return _storm_words(kafka.bootstrap, topic, word, warm_up, seconds)
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                topology = kafka_words(kafka.bootstrap, topic, system, word, folder)
+                with running(topology) as handle:
+                    course = watched(handle, "lines", warm_up, seconds)
+            finally:
+                close_session()
+            since, came = np.load(str(topology.settings.conf["times"]))
+    ended = int(came[-1])
+    at, (p50s,) = by_second(since, came, int(came[0]), ended, (50,))
+    chosen = came >= ended - seconds * 1_000_000
+    p50 = float(np.median(came[chosen] - since[chosen])) / 1000
+    return Latency(course.rate, course.failed, course.times, course.rates, p50, list(at), list(p50s))
 
 
-def _word_count(system: str, load: Load) -> tuple[Outcome, tuple[Any, Any]]:
-    """The outcome, and p50 over time."""
-    if system == "storm":
-        outcome = run(system, load)
-        return outcome, ([0.0, float(load.seconds)], [outcome.p50, outcome.p50])
-    with tempfile.TemporaryDirectory() as folder:
-        settings = words_settings(load, folder)
-        settings = replace(
-            settings,
-            delivery=replace(settings.delivery, max_spout_pending=UNLIMITED),
-            flow=Flow(SYSTEMS[system]),
-            workers=APART,  # flow control acts between workers
-        )
-        topology = kafka_word_count(load.bootstrap, load.topic, load.start, True, settings, f"alice-{micros()}")
-        try:
-            outcome = observe(topology, load)
-        finally:
-            close_session()
-        since, came = np.load(str(settings.conf["times"]))
-    seconds, (p50,) = by_second(since, came, int(came[0]), int(came[-1]), (50,))
-    return outcome, (seconds, p50)
+def kafka_words(bootstrap: str, topic: str, system: str, word: float, folder: str) -> Topology:
+    """Lines 1 → split 2 → count 4 → persist 1, tuple by tuple (*Lu 2020*, table 4)."""
+    builder = TopologyBuilder()
+    builder.set_spout("lines", Lines(KafkaEden(bootstrap, topic, start="latest")))
+    builder.set_bolt("split", LineSplit(), 2).shuffle_grouping("lines")
+    builder.set_bolt("count", LineCount(), 4).fields_grouping("split", "word")
+    builder.set_bolt("persist", SlowPersist(), 1).shuffle_grouping("count")
+    conf = {"since": "read", "out": f"{folder}/counts", "times": f"{folder}/times.npy", "word_s": word}
+    delivery = Delivery("at_least_once", max_spout_pending=UNLIMITED, message_timeout=TIME_OUT, state_dir=folder)
+    settings = Settings(delivery=delivery, flow=Flow(SYSTEMS[system]), workers=APART, conf=conf)
+    return builder.build(f"alice-{micros()}", settings)  # a name of its own, so that the replay topics are too
+
+
+def _storm_words(bootstrap: str, topic: str, word: float, warm_up: int, seconds: int) -> Latency:
+    """Storm with its default settings and the same load, time-out and waiting."""
+    more = {"since": "read", "start": "latest", "max-pending": 0, "word-us": round(word * 1e6)}
+    conf = f"topology.message.timeout.secs={TIME_OUT:.0f}"
+    found = run_storm_kafka(bootstrap, topic, False, warm_up, seconds, **more, conf=conf)
+    p50 = float(found["latency_ms"]["p50"])
+    course = Latency(float(found["acked_lines_per_s"]), int(found["failed"]), p50=p50)
+    course.seconds, course.p50s = [float(warm_up), float(warm_up + seconds)], [p50, p50]
+    return course

@@ -11,6 +11,7 @@ import java.util.Locale;
 import java.util.Map;
 import java.util.Queue;
 import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.locks.LockSupport;
 import org.apache.kafka.clients.consumer.ConsumerConfig;
 import org.apache.storm.kafka.spout.FirstPollOffsetStrategy;
 import org.apache.storm.kafka.spout.KafkaSpout;
@@ -31,6 +32,8 @@ import org.apache.storm.tuple.Values;
 public final class KafkaWordCount {
     // Options and measurements are static: LocalCluster runs every task in this JVM.
     static boolean sent; // latency is measured from when a line was sent, not from the spout's emit
+    static final long SLICE_NANOS = 4_000_000;
+    static long wordNanos; // for which persist waits after each word, as for a call to another system
     static volatile boolean measuring; // latencies are recorded only while this is set
     static final Queue<Counter> WORDS = new ConcurrentLinkedQueue<>(); // persisted
     static final Queue<Counter> LINES = new ConcurrentLinkedQueue<>(); // fully acked
@@ -130,6 +133,7 @@ public final class KafkaWordCount {
         private transient BufferedWriter file;
         private transient Counter words;
         private transient Histogram latency;
+        private long owed; // nanoseconds of waiting, saved up because short waits are inexact
 
         PersistBolt(String path) {
             this.path = path;
@@ -157,6 +161,12 @@ public final class KafkaWordCount {
             } catch (IOException e) {
                 throw new UncheckedIOException(e);
             }
+            owed += wordNanos;
+            while (owed > SLICE_NANOS) {
+                long begun = System.nanoTime();
+                LockSupport.parkNanos(owed);
+                owed -= System.nanoTime() - begun;
+            }
             words.increment();
             if (measuring) {
                 latency.record((micros() - tuple.getLong(2)) * 1000);
@@ -170,9 +180,12 @@ public final class KafkaWordCount {
     }
 
     public static void main(String[] args) throws Exception {
-        Peer peer = new Peer(args, Map.of("bootstrap", "", "topic", "lines", "start", "earliest", "since", "sent",
+        Map<String, String> defaults = new HashMap<>(Map.of("bootstrap", "", "topic", "lines", "start", "earliest", "since", "sent",
                 "out", "/dev/null", "until", "0", "max-pending", "5000", "warmup", "10", "seconds", "10", "tuned",
                 "true"));
+        defaults.put("word-us", "0");
+        Peer peer = new Peer(args, defaults);
+        wordNanos = peer.number("word-us") * 1_000L;
         sent = peer.text("since").equals("sent");
         long until = peer.number("until") > 0 ? peer.number("until") : Long.MAX_VALUE; // words in all, then the end
 
