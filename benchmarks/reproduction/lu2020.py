@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.reproduction.model import Curve, Exhibit, Experiment, Picture, Value
+from benchmarks.reproduction.model import SEED, Curve, Exhibit, Experiment, Picture, Value
 
 PAPER = "Lu 2020"
 CASES = {"a": "1/1/1", "b": "1/2/1", "c": "1/2/2", "d": "1/4/6"}
@@ -31,6 +31,17 @@ EXPERIMENTS = (
             "with the mechanisms off, nothing limits what is pending (Storm's default)",
         ),
         needs=("Maven (for Storm)",),
+    ),
+    Experiment(
+        "lu-fig13-local",
+        "The same load in the local runner: real workers, acks and flow control on a simulated clock",
+        ("python", "-m", "benchmarks.reproduction.measure", "flow", "--seed", SEED),
+        quick_seconds=45,
+        full_seconds=150,
+        duration="40 simulated seconds for each case and system, the first 10 for warming up; message time-out "
+        "5 s",
+        differences=("one thread; n count tasks are simulated by a n-th of the time for each word",),
+        spark=False,
     ),
     Experiment(
         "lu-fig15",
@@ -135,6 +146,16 @@ def _figure_13(part: str) -> Exhibit:
         Value(name, f"lu13.rate.{case}.spout", "stopping spouts", "sentences/s", None),
         Value(name, f"lu13.rate.{case}.storm", "Storm (D)", "sentences/s", _D.get(part), differs=differs),
     ]
+    local = "lu-fig13-local"
+    values += [
+        Value(local, f"on_vs_off.{case}", "simulated clock: completed, on / off", "×", _RATIO[part]),
+        *(
+            Value(local, f"rate.{case}.{system}", f"simulated clock: {label}", "sentences/s", None)
+            for system, label in (("on", "on"), ("off", "off"), ("spout", "stopping spouts"))
+        ),
+        Value(local, f"failed.{case}.on", "simulated clock: timed out, on", "sentences", None, "lower"),
+        Value(local, f"failed.{case}.off", "simulated clock: timed out, off", "sentences", None, "lower"),
+    ]
     if part == "a":
         label = "completed, on / off, the least of the overloaded cases a and b"
         values.insert(0, Value(name, "lu13.on_vs_off.overloaded", label, "×", None, bar=1.17))
@@ -151,7 +172,10 @@ def _figure_13(part: str) -> Exhibit:
         picture=Picture(
             "s",
             "completed sentences/s",
-            tuple(Curve(name, f"lu13.{case}.{s}", label) for s, label in systems.items()),
+            (
+                *(Curve(name, f"lu13.{case}.{s}", label) for s, label in systems.items()),
+                *(Curve(local, f"{case}.{s}", f"simulated clock: {systems[s]}") for s in ("on", "off", "spout")),
+            ),
         ),
     )
 

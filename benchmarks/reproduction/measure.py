@@ -9,6 +9,7 @@ from benchmarks.harness import Results
 from benchmarks.reproduction.acker import measure_acker
 from benchmarks.reproduction.branch_sim import measure_grid, measure_load, measure_sizes
 from benchmarks.reproduction.cluster_sim import PAIRS, measure_cluster, measure_critical
+from benchmarks.reproduction.flow_local import measure_flow
 from benchmarks.reproduction.groupings import measure_groupings
 from penstock.sim.storm_benchmarks import BENCHMARKS
 
@@ -19,6 +20,7 @@ PARTS: Mapping[str, Callable[[Results, argparse.Namespace], None]] = {
     "grid": measure_grid,
     "load": measure_load,
     "critical": measure_critical,
+    "flow": measure_flow,
     **dict.fromkeys(BENCHMARKS, measure_cluster),
     **dict.fromkeys([f"{name}{PAIRS}" for name in BENCHMARKS], measure_cluster),
 }
