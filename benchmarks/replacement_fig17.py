@@ -156,6 +156,8 @@ def _report(results: Results, case: str, course: Course, gaps: list[float], miss
     p50, p95 = course.latency(50, 95)
     series = course.as_json()
     known = p50[~np.isnan(p50)]
+    arrived = np.flatnonzero(~np.isnan(p95))
+    results.curve(f"lu17.{case.partition(',')[0]}", arrived, p95[arrived])
     results.row(
         what="slow split and count",
         case=case,

@@ -1,5 +1,5 @@
-"""*Lu 2020*, figure 13, in the local runner: real workers, acks and flow control on a simulated clock. Channels fill
-up as Spark's do, and what a word takes advances the clock, so results do not depend on the machine."""
+"""*Lu 2020*, figure 13, in the local runner: real workers, acks and flow control on a simulated clock. Channels
+fill up as Spark's do, and what a word takes advances the clock: results do not depend on the machine."""
 
 from __future__ import annotations
 
