@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import queue
 import threading
 import uuid
@@ -90,6 +91,9 @@ def test_a_request_may_have_less_patience_than_usual():
     made.start_commit(0.0)
     assert made.start_commit(0.0, patience=0.2) == []
     assert made.tick(0.2) == [Overtake(2)], "it waits for those in progress"
+    made = EpochKeeper([A, B, C], [A, B], True, 0, interval=10.0, overtake_after=2.0)
+    assert made.start_commit(0.0, patience=math.inf) == [StartCommit(1)]
+    assert made.tick(9.0) == [], "the next form could not process what waits"
 
 
 def test_nothing_is_overtaken_without_markers():

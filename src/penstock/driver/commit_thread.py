@@ -4,7 +4,6 @@ savepoints."""
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import threading
 import time
@@ -41,9 +40,9 @@ class CommitRequest:
     moves: bool = False
     """Whether a worker leaves its process with this epoch. The epoch is begun even while commits are paused. If it
     is abandoned, the request fails; other requests get the next epoch."""
-    patience: float = math.inf
-    """Seconds after which the marker of the epoch overtakes the tuples that wait, if that is less than
-    ``delivery.overtake_after`` (exactly-once delivery)."""
+    patience: float | None = None
+    """Seconds after which the marker of the epoch overtakes the tuples that wait (exactly-once delivery). None:
+    ``delivery.overtake_after``; infinity: never."""
     then: Callable[[PenstockError | None, int], int] | None = None
     """Called by the loop with the error, if there is one, and the newest epoch that all sinks have published.
     Returns the result of the request, or raises its error."""

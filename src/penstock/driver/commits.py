@@ -176,7 +176,7 @@ class Commits:
         return commit, commit if self._delivery == "exactly_once" else self._ended + 1
 
     def start_commit(
-        self, now: float, last: bool = False, moves: bool = False, patience: float = math.inf
+        self, now: float, last: bool = False, moves: bool = False, patience: float | None = None
     ) -> bool:
         """Begin the next epoch now. Returns False if too many epochs are in progress.
 

@@ -110,13 +110,15 @@ class EpochKeeper:
         begun = [] if now < self._due else self._begin(now, self._overtake_after)
         return begun + self._overtake(now)
 
-    def start_commit(self, now: float, patience: float = math.inf) -> list[Instruction]:
+    def start_commit(self, now: float, patience: float | None = None) -> list[Instruction]:
         """Begin the next epoch now, unless too many are in progress. ``patience``: seconds after which its marker
-        overtakes the tuples that wait, if that is less than usual. It applies to the epochs in progress, too,
-        because they are committed before."""
+        overtakes the tuples that wait; None: as usual, infinity: never. It applies to the epochs in progress, too,
+        if they would take longer, because they are committed before."""
+        if patience is None:
+            patience = self._overtake_after
         for state in self._open.values():
             state.overtakes_at = min(state.overtakes_at, now + patience)
-        return self._begin(now, min(patience, self._overtake_after)) + self._overtake(now)
+        return self._begin(now, patience) + self._overtake(now)
 
     def _begin(self, now: float, patience: float) -> list[Instruction]:
         if len(self._open) >= (_MOST_OPEN if self._aligned else 1):

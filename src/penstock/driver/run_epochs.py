@@ -121,7 +121,7 @@ class RunEpochs:
         last: bool = False,
         moves: bool = False,
         cancellable: bool = True,
-        patience: float = math.inf,
+        patience: float | None = None,
     ) -> Step:
         """Return a step that commits an epoch that ends now, and waits until its sinks have published it.
         ``last``: this run commits no further epoch. ``moves``: a worker leaves its slot with this epoch, while
