@@ -7,7 +7,7 @@ from tests.helpers import wide
 
 pytestmark = pytest.mark.spark
 
-COUNT, SEED = 6_000, 3
+COUNT, SEED = 8_000, 3
 PATIENCE = 60.0  # seconds, on a busy machine; it takes about two
 
 
