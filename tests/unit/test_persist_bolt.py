@@ -225,6 +225,8 @@ def test_exactly_once_a_full_queue_does_not_keep_the_topology_from_starting(star
     first = start(PersistBolt(NoStore(), queue, drain_for=0.0), delivery="exactly_once")
     first.run(1.0)
     first.commit()
+    first.component("numbers")[0].count = 100_000  # the queue is asked again only after the room is used up
+    first.run(1.0)
     first.close()
     assert not first.component("persist")[0].ready()
     again = start(PersistBolt(sqlite(tmp_path), queue), delivery="exactly_once")
