@@ -97,6 +97,7 @@ def test_a_group_that_the_kernel_still_holds_is_removed_later(tmp_path, monkeypa
         remove(path)
 
     monkeypatch.setattr(Path, "rmdir", rmdir)
+    monkeypatch.setattr(cpu_groups, "_REMOVE_SECONDS", 0.1)
     groups.remove()
     assert not busy
     assert not groups.group("node-1").exists()

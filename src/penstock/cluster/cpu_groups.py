@@ -26,7 +26,7 @@ _LEAST_QUOTA = 1_000
 """Microseconds; the kernel accepts no less."""
 _JOIN_SECONDS = 5.0  # until a started process must be in its group; usually a few milliseconds
 _JOIN_INTERVAL = 0.002  # seconds between two checks for it
-_REMOVE_SECONDS = 5.0  # for the threads of killed processes to end: a JVM has dozens, on a busy machine
+_REMOVE_SECONDS = 5.0  # for what a node leaves behind to end, on a busy machine
 _PREFIX = "penstock-"
 _HINT = (
     "This needs root and a writable /sys/fs/cgroup (in a container: --privileged). Without --cpus the nodes share "
@@ -95,11 +95,12 @@ class CpuGroups:
         return None
 
     def remove(self, node: str | None = None) -> None:
-        """Remove the group of a node, or all of the cluster's. A group with processes stays. The kernel keeps a
-        group for some milliseconds after its last process was killed, until all threads have ended."""
+        """Remove the group of a node, or all of the cluster's. A group whose processes do not end within
+        ``_REMOVE_SECONDS`` stays: Python workers end a moment after the JVM that started them, and the kernel keeps
+        a group until all threads of its processes have ended."""
         deadline = time.monotonic() + _REMOVE_SECONDS
         for group in [self.group(node)] if node else _children(self.folder):
-            while not _remove(group) and not _members(group) and time.monotonic() < deadline:
+            while not _remove(group) and time.monotonic() < deadline:
                 time.sleep(_JOIN_INTERVAL)
         _remove(self.folder)
 
