@@ -96,12 +96,12 @@ class CpuGroups:
 
     def remove(self, node: str | None = None) -> None:
         """Remove the group of a node, or all of the cluster's. A group whose processes do not end within
-        ``_REMOVE_SECONDS`` stays: Python workers end a moment after the JVM that started them, and the kernel keeps
-        a group until all threads of its processes have ended."""
+        ``_REMOVE_SECONDS`` stays: Python workers end a moment after the JVM that started them, and the kernel
+        keeps a group until all threads of its processes have ended."""
         deadline = time.monotonic() + _REMOVE_SECONDS
-        for group in [self.group(node)] if node else _children(self.folder):
-            while not _remove(group) and time.monotonic() < deadline:
-                time.sleep(_JOIN_INTERVAL)
+        left = [self.group(node)] if node else _children(self.folder)
+        while (left := [group for group in left if not _remove(group)]) and time.monotonic() < deadline:
+            time.sleep(_JOIN_INTERVAL)
         _remove(self.folder)
 
     @contextmanager
