@@ -104,7 +104,7 @@ def test_a_killed_acker_is_replaced_at_once_and_nothing_is_lost(run, request):
     assert "acker 1 was lost" in notes[0]
     acked, failed = totals().acked, totals().failed
     assert totals().timed_out == 0
-    assert failed >= acked // 1_000, "what was refused, and what the killed acker knew"
+    assert failed > 0, "what was refused; what the killed acker knew was emitted again and has not failed"
     running.kill()
     (witness,) = run.witnessed("witness")
     (counts,) = witness["counts"].values()

@@ -294,5 +294,9 @@ def test_a_running_topology_is_scaled_and_its_code_replaced(tmp_path, monkeypatc
         assert "Did you mean 'counts'?" in said.stderr
         said = penstock("scale", "operated", "counts=0")
         assert (said.returncode, "does not have the form COMPONENT=N" in said.stderr) == (2, True)
+        operated.kill()
+        operated = Process(path, tmp_path / "log")
+        operated.until(lambda: len(shown()) == 2, "a new driver begins with the tasks that were chosen")
+        assert "begins with parallelism 2, which was chosen while it ran" in penstock("status", "operated").stdout
     finally:
         operated.kill()
