@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import time
 
+import confluent_kafka
 import numpy as np
 import pytest
 from confluent_kafka import Producer
@@ -54,6 +55,9 @@ class Bench:
         self.spout, self.rows = ReplaySpout(KafkaEden(self.kafka.bootstrap, self.name), max_attempts=3), []
         self.spout.open({}, self.context(index), self)
         self.spout.activate()
+
+    def room(self):
+        return 1_000_000
 
     def emit_batch(self, columns, stream="default", msg_ids=None):
         self.rows += zip(msg_ids, zip(*columns, strict=True), strict=True)
@@ -242,10 +246,10 @@ def opened_eden(kafka, name, **options):
     return eden
 
 
-def read_all(eden, count):
+def read_all(eden, count, limit=1000):
     found, end = [], time.monotonic() + DEADLINE
     while len(found) < count:
-        found += eden.read(1000) or [eden.wait(0.05)][:0]
+        found += eden.read(limit) or [eden.wait(0.05)][:0]
         assert time.monotonic() < end
     return found
 
@@ -288,6 +292,39 @@ def test_only_committed_records_are_read_again(kafka, topic):
     assert [values for _, values in found] == [("0",), ("2",), ("4",)]
     assert read_again(eden, found) == [values for _, values in found]
     assert read_again(eden, found[2:]) == [("4",)]
+    eden.close()
+
+
+def test_reading_again_needs_the_rights_of_the_group_of_the_source_only(kafka, topic, monkeypatch):
+    groups, real = [], confluent_kafka.Consumer
+
+    def consumer(config):
+        groups.append(config["group.id"])
+        return real(config)
+
+    monkeypatch.setattr(confluent_kafka, "Consumer", consumer)
+    name = topic()
+    write(kafka, name, ["a", "b"])
+    eden = opened_eden(kafka, name, group="shop")
+    found = read_all(eden, 2)
+    assert read_again(eden, found) == [("a",), ("b",)]
+    eden.close()
+    assert groups == ["shop", "shop"]
+
+
+def test_no_read_returns_more_than_it_was_asked_for_after_one_that_raised(kafka, topic, monkeypatch):
+    name = topic()
+    write(kafka, name, [str(number) for number in range(40)])
+    eden = opened_eden(kafka, name)
+    reader, sizes, end = eden._spout._reader, [], time.monotonic() + DEADLINE
+    monkeypatch.setattr(reader, "discover", lambda: eden._emitted and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        read_all(eden, 10, limit=10)
+    monkeypatch.undo()
+    while sum(sizes) < 40:
+        sizes.append(len(eden.read(10)))
+        assert time.monotonic() < end
+    assert max(sizes) <= 10
     eden.close()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -469,3 +470,18 @@ def test_a_position_must_fit_into_a_place():
     for origin in Origin:
         places = as_places(places_of(origin, [0, 5, MAX_POSITION]))
         assert [(each, found.tolist()) for each, found in by_origin(places)] == [(origin, [0, 5, MAX_POSITION])]
+
+
+def test_many_tuples_that_failed_one_by_one_are_taken_fast():
+    """Whoever reports the last event waits for it. CPU seconds, because the machine may be busy."""
+    count = 200_000
+    decisions = Decisions(count, from_holds=False)
+    decisions.handle(QueuesChecked())
+    decisions.handle(Arrived(Origin.TO, count))
+    for place in range(count):
+        decisions.handle(Failed(FailedTuples(as_places([place]), Failure("split", f"boom {place}"), 0.0)))
+    begun = time.thread_time()
+    [stored] = [each for each in decisions.handle(Stored(as_places([0]), 1)) if isinstance(each, StoreFailed)]
+    assert time.thread_time() - begun < 0.7
+    assert len(stored.tuples) == MOST_STORED
+    decisions.validate()

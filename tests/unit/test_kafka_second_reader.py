@@ -35,6 +35,8 @@ class Partition:
         self.offsets, self.first, self.size = list(offsets), first, size
         self.end = end if end is not None else max(offsets, default=-1) + 1
         self.assigned, self.asked, self.faults, self.closed = [], [], [], False
+        self.seems_to_end = None
+        """The offset at which a new leader believes the partition to end."""
         self._at = None
 
     def assign(self, places):
@@ -52,12 +54,13 @@ class Partition:
             return [Record(0, error=KafkaError(self.faults.pop(0)))]
         if not self.first <= self._at <= self.end:
             return [Record(0, error=KafkaError(KafkaError._AUTO_OFFSET_RESET))]
-        found = [offset for offset in self.offsets if offset >= self._at][:count]
+        end = self.end if self.seems_to_end is None else self.seems_to_end
+        found = [offset for offset in self.offsets if self._at <= offset < end][:count]
         records = [Record(offset, self.size) for offset in found]
         if found:
             self._at = found[-1] + 1
         if len(found) < count and not self._ended:
-            records.append(Record(self.end, error=KafkaError(KafkaError._PARTITION_EOF)))
+            records.append(Record(end, error=KafkaError(KafkaError._PARTITION_EOF)))
             self._ended = True
         return records
 
@@ -111,6 +114,25 @@ def test_a_topic_that_is_shorter_than_before_has_lost_the_rest():
 def test_large_records_are_returned_in_parts(monkeypatch):
     monkeypatch.setattr(kafka_second_reader, "_AGAIN_BYTES", 1000)
     assert read(Partition(range(100), size=300), *range(0, 100, 2)) == [0, 2, 4, 6]
+
+
+def test_the_end_of_a_partition_behind_the_last_record_with_room_loses_none(monkeypatch):
+    """Offsets of transactions make the consumer ask for more records than there are, and so do large records."""
+    monkeypatch.setattr(kafka_second_reader, "_UNKNOWN_BYTES", 100)
+    monkeypatch.setattr(kafka_second_reader, "_AGAIN_BYTES", 1000)
+    records = [10, 11, 13, 14]
+    partition = Partition(records, end=16, size=600)
+    assert read(partition, *records) == [10, 11]
+    assert read(partition, *records[2:]) == [13, 14]
+
+
+def test_a_new_leader_that_does_not_know_the_end_yet_loses_none():
+    partition = Partition(range(20))
+    partition.seems_to_end = 12
+    with pytest.raises(SystemAway, match="t seems to end at offset 12, but it ends at 20"):
+        read(partition, 10, 11, 12, 13)
+    partition.seems_to_end = None
+    assert read(partition, 10, 11, 12, 13) == [10, 11, 12, 13]
 
 
 @pytest.mark.parametrize(

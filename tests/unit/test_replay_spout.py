@@ -217,6 +217,40 @@ def test_waiting_for_the_queues_ends_with_an_error(bench):
         other.next_batch()
 
 
+@pytest.mark.parametrize("part", ["before_snapshot", "close"])
+def test_a_close_that_fails_leaves_the_queues_to_the_next_process(bench, monkeypatch, part):
+    def fails():
+        raise OSError("No space left on device")
+
+    bench.feed("a")
+    bench.start()
+    [(id, _)] = bench.await_rows(1)
+    monkeypatch.setattr(bench.spout._source, part, fails)
+    bench.spout.ack(id)
+    with pytest.raises(OSError, match="No space"):
+        bench.spout.deactivate()
+    monkeypatch.undo()
+    bench.spout.activate()
+    bench.feed("b")
+    assert [row for _, row in bench.await_rows(1)][-1] == ("b",)
+
+
+def test_a_source_that_is_away_at_first_does_not_keep_the_queues(tmp_path, monkeypatch):
+    bench = Bench(tmp_path)
+    bench.feed("a")
+    real = bench.spout._source.open
+
+    def away(conf, context):
+        monkeypatch.setattr(bench.spout._source, "open", real)
+        raise OSError("the server is away")
+
+    monkeypatch.setattr(bench.spout._source, "open", away)
+    with pytest.raises(OSError, match="away"):
+        bench.spout.next_batch()
+    assert [row for _, row in bench.await_rows(1)] == [("a",)]
+    bench.spout.close()
+
+
 @pytest.mark.parametrize("delivery", ["at_most_once", "exactly_once"])
 def test_replay_belongs_to_at_least_once(tmp_path, delivery):
     spout = ReplaySpout(QueueEden(tmp_path, ("line",)))

@@ -46,8 +46,9 @@ class KafkaEden(Eden):
         self._again = KafkaSecondReader(component, self._bootstrap, self._second_consumer)
 
     def read(self, limit: int) -> list[tuple[int, tuple[Any, ...]]]:
-        self._spout.limit(limit)
-        self._spout.next_batch()
+        if not self._emitted:  # the last call may have raised after records were read
+            self._spout.limit(limit)
+            self._spout.next_batch()
         found = list(self._emitted)
         self._emitted.clear()
         return found
@@ -87,11 +88,11 @@ class KafkaEden(Eden):
         return KafkaStore(self._bootstrap, self._topic, options=self._options)
 
     def _second_consumer(self) -> Any:
-        """A consumer that, like the first, sees committed transactions only."""
+        """A consumer that, like the first, sees committed transactions only. It needs no other rights."""
         return client_library().Consumer(
             {
                 "bootstrap.servers": self._bootstrap,
-                "group.id": "penstock.replay",  # required by the library; nothing is committed
+                "group.id": self._spout.group,  # required by the library; nothing is committed
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "isolation.level": "read_committed",
@@ -140,6 +141,10 @@ class _ForwardReader(KafkaSpout):
         """Let ``next_batch`` emit at most so many records, so that none has to be kept."""
         self._most = self._most or self._batch
         self._batch = min(records, self._most)
+
+    @property
+    def group(self) -> str:
+        return self._reader.group
 
     @property
     def schema(self) -> pa.Schema:

@@ -57,10 +57,12 @@ class TopicReader:
         self._next_lag = 0.0
         self._ahead: list[Any] = []
         """The message that ``wait`` has received."""
+        self.group = source.group or f"penstock.{context.topology}.{context.component}"
+        """The consumer group, for which the client needs the right to read (ACL)."""
         self.consumer = self._kafka.Consumer(
             {
                 "bootstrap.servers": source.bootstrap,
-                "group.id": source.group or f"penstock.{context.topology}.{context.component}",
+                "group.id": self.group,
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "error",  # a position that no longer exists is reported, not skipped

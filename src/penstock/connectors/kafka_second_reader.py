@@ -60,11 +60,13 @@ class KafkaSecondReader:
                 elif time.monotonic() - silent_since > ANSWER_SECONDS:
                     raise self._silent(f"no records of {topic} from offset {reading.wanted} on arrived")
                 for message in messages:
+                    if reading.finished:  # there was no room for the rest, which is asked for next
+                        break
                     error = message.error()
                     if error is None:
                         reading.add(message)
                     elif error.name() == "_PARTITION_EOF":
-                        reading.miss_until(None, "the topic is shorter than before")
+                        self._miss_at_end(reading, message.offset())
                     elif error.name() == "_AUTO_OFFSET_RESET":
                         self._skip_deleted(reading)
                         break
@@ -83,14 +85,26 @@ class KafkaSecondReader:
             self._consumer.close()
             self._consumer = None
 
-    def _skip_deleted(self, reading: _SecondReading) -> None:
-        """Kafka has no record at the wanted offset: find out where the partition begins and ends now."""
+    def _miss_at_end(self, reading: _SecondReading, end: int) -> None:
+        """Kafka has no more records before this offset, at which the partition seems to end. A new leader says so
+        for a moment, until it knows how far its predecessor was: then the call is repeated."""
+        _, known = self._watermarks(reading)
+        if end < known:
+            raise self._silent(f"{reading.topic} seems to end at offset {end}, but it ends at {known}")
+        reading.miss_until(None, "the topic is shorter than before")
+
+    def _watermarks(self, reading: _SecondReading) -> tuple[int, int]:
         place = self._kafka.TopicPartition(reading.topic, reading.partition)
-        first, end = ask(
+        found: tuple[int, int] = ask(
             self._where,
             self._bootstrap,
             lambda timeout: self._consumer.get_watermark_offsets(place, timeout),
         )
+        return found
+
+    def _skip_deleted(self, reading: _SecondReading) -> None:
+        """Kafka has no record at the wanted offset: find out where the partition begins and ends now."""
+        first, end = self._watermarks(reading)
         if reading.wanted >= end:
             reading.miss_until(None, "the topic is shorter than before")
         else:

@@ -8,6 +8,7 @@ before fresh ones. A failed tuple is read again from its place, stored in From, 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
@@ -163,7 +164,7 @@ class Decisions:
         self._reading: Origin | None = None
         self._swapping = False
         self._storing = 0  # tuples of the last StoreFailed that are not durable yet
-        self._failed: list[FailedTuples] = []
+        self._failed: deque[FailedTuples] = deque()
 
     def handle(self, event: Event) -> list[Instruction]:
         """Apply an event and return the instructions to carry out, in order."""
@@ -235,13 +236,12 @@ class Decisions:
         """Up to ``MOST_STORED`` of the tuples that failed first, which are being stored from now on."""
         taken: list[FailedTuples] = []
         while self._failed and self._storing < MOST_STORED:
-            first, room = self._failed[0], MOST_STORED - self._storing
-            taken.append(replace(first, places=first.places[:room]))
-            self._storing += len(taken[-1].places)
+            first, room = self._failed.popleft(), MOST_STORED - self._storing
             if len(first.places) > room:
-                self._failed[0] = replace(first, places=first.places[room:])
-            else:
-                del self._failed[0]
+                self._failed.appendleft(replace(first, places=first.places[room:]))
+                first = replace(first, places=first.places[:room])
+            taken.append(first)
+            self._storing += len(first.places)
         return taken
 
     def _done(self, places: I64) -> list[Instruction]:

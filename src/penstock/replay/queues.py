@@ -7,6 +7,7 @@ custom implementation must pass ``tests/contract/test_queues.py``.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -109,9 +110,9 @@ class Queues:
     """Called last, by ``close``: allows another process to open the queues."""
 
     def close(self) -> None:
-        for part in (self.from_, self.to, self.dead):
-            part.close()
-        self.release()
+        with contextlib.ExitStack() as closing:  # all of them, even if one raises
+            for close in (self.release, self.dead.close, self.to.close, self.from_.close):  # the last one first
+                closing.callback(close)
 
 
 class ReplayStore(ABC):

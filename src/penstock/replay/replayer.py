@@ -175,17 +175,20 @@ class Replayer:
     def close(self) -> None:
         """Store what has failed so far, save the positions, and close Eden and the queues. The next replayer reads
         the tuples in flight again; one in another process also reads again what was done since the last committed
-        epoch."""
+        epoch. If a disk or server fails meanwhile, this raises and closes all the same: what could not be stored
+        is read again, too."""
         self._stop.set()
         for inbox in self._inboxes.values():
             inbox.put(None)
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
-        self._finish()
-        self._decisions.validate()
-        self.save_positions()
-        self._sources.close()
+        try:
+            self._finish()
+            self._decisions.validate()
+            self.save_positions()
+        finally:
+            self._sources.close()
 
     def _handle(self, event: Event) -> None:
         with self._state:

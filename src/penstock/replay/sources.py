@@ -109,8 +109,10 @@ class ReplaySources:
                 position.on_committed()
 
     def close(self) -> None:
-        self.eden.close()
-        self.queues.close()
+        try:
+            self.eden.close()
+        finally:
+            self.queues.close()
 
     @property
     def _to(self) -> ReplayQueue:

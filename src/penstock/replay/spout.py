@@ -157,7 +157,11 @@ class ReplaySpout(BatchSpout):
             if self._clock.monotonic() - self._waiting_since > _HANDOVER:
                 raise
             return False
-        self._source.open(self._conf, self._context)
+        try:
+            self._source.open(self._conf, self._context)
+        except BaseException:
+            queues.close()  # the next call opens them again
+            raise
         self._replayer = Replayer(
             self._source,
             queues,
