@@ -138,6 +138,20 @@ def test_failed_tuples_come_back_and_end_as_dead_letters(bench, kafka, capsys, m
     assert values(bench.await_rows(1)) == ["fresh"]
 
 
+def test_a_record_as_large_as_kafka_allows_comes_back_and_ends_as_a_dead_letter(bench, kafka):
+    """In a replay queue it takes more room: six bytes for each control character."""
+    large = "\1" * 990_000
+    write(kafka, bench.name, ["small", large])
+    bench.start()
+    rows = bench.await_rows(2)
+    for _ in range(2):
+        bench.spout.fail_many([id for id, _ in rows], Failure("split", "boom"))
+        rows = bench.await_rows(2)
+        assert sorted(values(rows)) == sorted(["small", large])
+    bench.spout.fail_many([id for id, _ in rows], Failure("split", "boom"))
+    bench.await_dead(["small", large])
+
+
 def test_a_process_that_dies_loses_nothing(bench, kafka):
     write(kafka, bench.name, [str(n) for n in range(6)])
     bench.start()

@@ -39,7 +39,15 @@ from penstock.topology.components import Context
 
 _DEAD_LETTER, _REMOVED = b"L", b"S"
 _FETCH_SECONDS = 10.0  # seconds; a record that exists arrives sooner unless the broker is down
-_TOPIC_SETTINGS = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+_RECORD_BYTES = 64 << 20
+"""Bytes that a record of a replay topic may have. The default of Kafka is 1 MB, but JSON makes up to six bytes of
+one, and the history of failures comes on top. A request may have 100 MB."""
+_TOPIC_SETTINGS = {
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "cleanup.policy": "delete",
+    "max.message.bytes": str(_RECORD_BYTES),
+}
 _KINDS = ("from", "to", "dead")
 
 
@@ -69,6 +77,7 @@ class Broker:
                 "enable.idempotence": True,  # a retry inside the client creates no duplicate
                 "linger.ms": 0,
                 "delivery.timeout.ms": int(ANSWER_SECONDS * 1000),
+                "message.max.bytes": _RECORD_BYTES,
             }
         )
 
