@@ -210,19 +210,19 @@ class Run:
     def newest_files(self):
         """The files that the newest manifest needs and the one before it does not; none if nothing changed between
         the two epochs, as on a machine that gave the topology no time."""
-        newest = manifests.newest(self._store())
-        before = manifests.newest(self._store(), before=newest.epoch)
+        newest = manifests.newest(self.topology_store())
+        before = manifests.newest(self.topology_store(), before=newest.epoch)
         return sorted(set(newest.files) - set(before.files))
 
     def spoil_newest_snapshot(self):
         """Change a byte of one of ``newest_files``; returns the file."""
-        path = Path(self._store().url) / self.random.choice(self.newest_files())
+        path = Path(self.topology_store().url) / self.random.choice(self.newest_files())
         data = bytearray(path.read_bytes())
         data[self.random.randrange(len(data))] ^= 0xFF
         path.write_bytes(data)
         return str(path)
 
-    def _store(self):
+    def topology_store(self):
         return StateStore(self.config["settings"]["state_dir"]).child(self.name)
 
     # ---- results ---------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class Run:
 
     def states(self, component, store=None):
         """The state of each task of a component, by ``component/index``."""
-        store = store or self._store()
+        store = store or self.topology_store()
         found = {}
         for key, parts in read_parts(store, manifests.newest(store).chains).items():
             if key.startswith(f"{component}/"):
