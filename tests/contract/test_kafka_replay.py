@@ -13,6 +13,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from penstock.cli.main import main
+from penstock.connectors import kafka_replay
 from penstock.connectors.kafka_eden import KafkaEden
 from penstock.connectors.kafka_replay import Broker, KafkaStore, stores_of
 from penstock.errors import ComponentError, EnvironmentFault
@@ -51,8 +52,9 @@ class Bench:
             folder="s3://x",
         )
 
-    def start(self, index=0):
-        self.spout, self.rows = ReplaySpout(KafkaEden(self.kafka.bootstrap, self.name), max_attempts=3), []
+    def start(self, index=0, max_attempts=3):
+        eden = KafkaEden(self.kafka.bootstrap, self.name)
+        self.spout, self.rows = ReplaySpout(eden, max_attempts=max_attempts), []
         self.spout.open({}, self.context(index), self)
         self.spout.activate()
 
@@ -150,6 +152,24 @@ def test_a_record_as_large_as_kafka_allows_comes_back_and_ends_as_a_dead_letter(
         assert sorted(values(rows)) == sorted(["small", large])
     bench.spout.fail_many([id for id, _ in rows], Failure("split", "boom"))
     bench.await_dead(["small", large])
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_record_that_no_topic_takes_does_not_hold_up_the_others(bench, kafka, monkeypatch, attempts):
+    monkeypatch.setattr(kafka_replay, "_RECORD_BYTES", 20_000)
+    write(kafka, bench.name, ["small", "\1" * 10_000, "last"])
+    bench.start(max_attempts=attempts)
+    rows = bench.await_rows(3)
+    bench.spout.fail_many([id for id, _ in rows], Failure("split", "boom"))
+    large = b"a record of more than 20000 bytes, which a replay topic does not take"
+    if attempts == 1:
+        found = bench.await_dead(["small", large, "last"])
+        assert (found[1].error, found[1].attempts) == ("boom", 1)
+        return
+    back = bench.await_rows(2)
+    assert values(back) == ["small", "last"]
+    bench.spout.ack_many([id for id, _ in back])
+    bench.await_dead([large])
 
 
 def test_a_process_that_dies_loses_nothing(bench, kafka):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -42,6 +42,7 @@ _FETCH_SECONDS = 10.0  # seconds; a record that exists arrives sooner unless the
 _RECORD_BYTES = 64 << 20
 """Bytes that a record of a replay topic may have. The default of Kafka is 1 MB, but JSON makes up to six bytes of
 one, and the history of failures comes on top. A request may have 100 MB."""
+_OVERHEAD = 1024  # bytes; more than Kafka adds to a record
 _TOPIC_SETTINGS = {
     "retention.ms": "-1",
     "retention.bytes": "-1",
@@ -165,7 +166,8 @@ class KafkaQueue(ReplayQueue):
 
     def append(self, records: Sequence[ReplayRecord]) -> None:
         if records:
-            self._broker.produce(self._topic, self._partition, [encode(record) for record in records])
+            values = [_fitting(record, encode(record), encode) for record in records]
+            self._broker.produce(self._topic, self._partition, values)
 
     def read(self, limit: int) -> list[tuple[int, ReplayRecord]]:
         if self.empty:
@@ -271,7 +273,10 @@ class KafkaDeadLetterStore(DeadLetterStore):
 
     def add(self, records: Sequence[ReplayRecord]) -> None:
         if records:
-            values = [_DEAD_LETTER + encode_dead_letter(record) for record in records]
+            values = [
+                _DEAD_LETTER + _fitting(record, encode_dead_letter(record), encode_dead_letter)
+                for record in records
+            ]
             self._broker.produce(self._topic, self._partition, values)
 
     def read_all(self) -> list[DeadLetter]:
@@ -404,6 +409,15 @@ def open_queues(broker: Broker, topics: Mapping[str, str], partition: int) -> Qu
         pointer,
         release,
     )
+
+
+def _fitting(record: ReplayRecord, value: bytes, encoding: Callable[[ReplayRecord], bytes]) -> bytes:
+    """The encoded record or, if a topic does not take it, a damaged record that says so. Kafka would refuse it
+    again and again, and the task's other failed records would wait behind it."""
+    if len(value) <= _RECORD_BYTES - _OVERHEAD:
+        return value
+    text = f"a record of more than {_RECORD_BYTES} bytes, which a replay topic does not take"
+    return encoding(record._replace(payload=(text.encode(),), error=record.error or text, damaged=True))
 
 
 def _wait(broker: Broker, future: Any) -> None:
