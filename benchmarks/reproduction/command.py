@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import fnmatch
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from benchmarks.harness import machine, say
 from benchmarks.reproduction.model import Exhibit, Experiment
@@ -64,10 +65,16 @@ def select(patterns: Sequence[str] | None) -> list[Experiment]:
             raise LoadError(
                 f"penstock reproduce --only {pattern}",
                 "no experiment, table or figure has this name, or nothing of it is measured",
-                "'penstock reproduce --list' shows all.",
+                _hint(pattern),
             )
         chosen |= {id: EXPERIMENTS[id] for id in found}
     return [each for id, each in EXPERIMENTS.items() if id in chosen]
+
+
+def _hint(pattern: str) -> str:
+    names = [*EXPERIMENTS, *(exhibit.id for exhibit in EXHIBITS if exhibit.experiments)]
+    near = difflib.get_close_matches(pattern, names, 1)
+    return (f"Did you mean {near[0]}? " if near else "") + "'penstock reproduce --list' shows all."
 
 
 def find(store: Store) -> Findings:
@@ -78,9 +85,10 @@ def find(store: Store) -> Findings:
 def write(store: Store, docs: Path) -> None:
     """Write the page and its pictures from the stored results."""
     findings = find(store)
+    docs.mkdir(parents=True, exist_ok=True)
     drawn = draw_all(findings, docs)
     (docs / PAGE).write_text(page(findings, picture_paths(findings)))
-    say(f"written: {docs / PAGE} and {len(drawn)} pictures")
+    say(f"written: {docs / PAGE} and {len(drawn)} picture{'' if len(drawn) == 1 else 's'}")
 
 
 def write_json(store: Store, chosen: Sequence[Experiment], path: Path) -> None:
@@ -128,7 +136,7 @@ def without_row(exhibits: Sequence[Exhibit]) -> list[str]:
 def print_list(store: Store, chosen: Sequence[Experiment], options: argparse.Namespace) -> None:
     """Print the experiments with what is stored and how long the rest takes."""
     quick = options.quick
-    table = Table("experiment", "measures", "a repeat takes", "done", "left")
+    table = Table(Column("experiment", no_wrap=True), "measures", "a repeat takes", "done", "left")
     total = 0.0
     for each in chosen:
         done = len(store.current(each, quick, options.text is not None))
@@ -137,7 +145,11 @@ def print_list(store: Store, chosen: Sequence[Experiment], options: argparse.Nam
         total += left
         shown = [exhibit.id for exhibit in EXHIBITS if each.id in exhibit.experiments]
         table.add_row(
-            each.id, ", ".join(shown), duration(a_repeat), f"{done} of {repeats}", duration(left) if left else ""
+            each.id,
+            ", ".join(shown),
+            duration(a_repeat),
+            f"{min(done, repeats)} of {repeats}",
+            duration(left) if left else "",
         )
     out = Console()
     out.print(table)

@@ -264,8 +264,15 @@ def test_who_was_replaced_puts_nothing_though_a_server_lost_its_memory(spread):
     [
         (lambda: MemcachedQueue(["a:1", "a:1"]), "not one or several different addresses"),
         (lambda: MemcachedQueue([]), "not one or several different addresses"),
-        (lambda: MemcachedQueue("a:1", copies=2), r"has 1 servers, too few .*copies=2.*\['a:11211', 'b:11211'\]"),
-        (lambda: MemcachedQueue(["a:1", "b:1"], copies=0), "too few or too many for copies=0"),
+        (
+            lambda: MemcachedQueue("a:1", copies=2),
+            r"copies is 2, not a number from 1 to 1, .* server\. Write .*'b:11211'",
+        ),
+        (
+            lambda: MemcachedQueue(["a:1", "b:1"], copies=0),
+            "copies is 0, not a number from 1 to 2, .* its servers",
+        ),
+        (lambda: MemcachedQueue(["a:1", "b:1"], copies="2"), "copies is '2', not a number from 1 to 2"),
         (lambda: MemcachedQueue(["a:1", "b:http"]), "not a host and port"),
     ],
 )

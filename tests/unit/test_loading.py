@@ -192,6 +192,15 @@ def test_plan_prints_text_and_graph(write, capsys):
     assert capsys.readouterr().out.startswith("graph LR")
 
 
+def test_plan_takes_settings_as_run_does(write, capsys):
+    path = write("topology = made('shop')")
+    words = ["plan", str(path), "--format", "text", "--set", "delivery=at_least_once"]
+    assert main([*words, "--set", "delivery.ackers=4"]) == 0
+    assert "ackers\n  4" in capsys.readouterr().out
+    assert main([*words, "--set", "delivery.acker=4"]) == 2
+    assert "Did you mean delivery.ackers?" in capsys.readouterr().err
+
+
 def test_plan_of_nothing_ends_with_code_two(tmp_path, capsys):
     assert main(["plan", str(tmp_path / "none.py")]) == 2
     assert capsys.readouterr().err.startswith(f"penstock: {tmp_path / 'none.py'}: there is no such file")

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.errors import EnvironmentFault, FieldTypeError, SettingError
+from penstock.errors import EnvironmentFault, FieldTypeError, SettingError, TopologyError
 from penstock.replay import DiskQueue, QueueEden, ReplayRecord, ReplaySpout
 from penstock.replay.embedded import open_beside
 from penstock.replay.queues import QueuesBusy
@@ -271,6 +271,11 @@ def test_the_embedded_queues_need_a_local_folder(tmp_path, folder, text):
     context = Context("shop", "lines", 1, 0, {"lines": (1,)}, delivery="at_least_once", folder=folder)
     with pytest.raises(EnvironmentFault, match=text):
         spout.open({}, context, Collected())
+
+
+def test_a_source_that_is_no_eden_is_refused():
+    with pytest.raises(TopologyError, match=r"be an Eden, not 'orders.txt'. Write .*FileEden\('orders.txt'\)"):
+        ReplaySpout("orders.txt")
 
 
 def test_max_attempts_is_at_least_one(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reproduction.command import DOCS, PAGE, RESULTS, find, select, without_row
+from benchmarks.reproduction.command import DOCS, PAGE, RESULTS, find, print_list, select, without_row, write
 from benchmarks.reproduction.model import Exhibit, Experiment, Value
 from benchmarks.reproduction.pictures import picture_paths
 from benchmarks.reproduction.registry import EXHIBITS, EXPERIMENTS
@@ -22,6 +23,7 @@ from benchmarks.reproduction.report import Findings, anchor, number, page
 from benchmarks.reproduction.runner import duration, estimate, outstanding
 from benchmarks.reproduction.store import MOST_POINTS, Repeat, Store, thinned
 from benchmarks.reproduction.verdict import compare, summary
+from penstock.cli.reproduce import add_parser
 from penstock.errors import EnvironmentFault, LoadError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,6 +117,49 @@ def test_parts_of_benchmarks_that_experiments_name_exist():
             if experiment.program[4] not in module.PARTS:
                 missing.add(experiment.id)
     assert missing == set()
+
+
+def test_a_name_that_is_misspelled_is_told():
+    with pytest.raises(LoadError, match=r"Did you mean lu-fig15\?"):
+        select(["lufig15"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--repeats", "0"], "'0' is not a whole number above 0"),
+        (["--repeats", "many"], "'many' is not a whole number above 0"),
+        (["--text", "no-such-book.txt"], "there is no file 'no-such-book.txt'"),
+    ],
+)
+def test_wrong_options_are_refused(words, message, capsys):
+    with pytest.raises(SystemExit):
+        parsed(*words)
+    assert message in capsys.readouterr().err
+
+
+def test_the_text_may_be_given_by_a_path_relative_to_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "book.txt").write_text("a line")
+    monkeypatch.chdir(tmp_path)
+    assert Path(parsed("--text", "book.txt").text) == tmp_path / "book.txt"
+
+
+def test_names_in_the_list_are_whole_on_a_narrow_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    print_list(Store(tmp_path), list(EXPERIMENTS.values()), parsed("--list"))
+    listed = capsys.readouterr().out
+    assert [id for id in EXPERIMENTS if id not in listed] == []
+
+
+def test_the_page_is_written_into_a_new_folder(tmp_path):
+    write(Store(tmp_path), tmp_path / "new" / "docs")
+    assert (tmp_path / "new" / "docs" / PAGE).is_file()
+
+
+def parsed(*words):
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    return parser.parse_args(["reproduce", *words])
 
 
 def test_only_takes_experiments_exhibits_and_patterns():

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from penstock.errors import LoadError, PenstockError
 from penstock.interrupts import Interrupted
+from penstock.settings import Settings
 from penstock.topology.builder import Topology, TopologyBuilder
 
 _LISTED = 5  # at most so many files of a folder are named in an error message
@@ -39,6 +42,11 @@ def load_topology(target: str) -> Topology:
     if not isinstance(made, Topology):
         raise LoadError(target, f"{made!r} is neither a topology nor a function that returns one", _HINT)
     return made
+
+
+def with_settings(topology: Topology, assignments: Sequence[str]) -> Topology:
+    """The topology with the settings of the command line, given as ``NAME=VALUE``."""
+    return dataclasses.replace(topology, settings=Settings.parse(assignments, base=topology.settings))
 
 
 def split_target(target: str) -> tuple[Path, str]:

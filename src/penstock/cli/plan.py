@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.cli.loading import load_topology
+from penstock.cli.loading import load_topology, with_settings
 from penstock.driver.kept_numbers import as_left, kept_texts
 from penstock.errors import SettingError
 from penstock.metrics.machine import usable_cores
@@ -25,11 +25,19 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="N",
         help="most workers; 0: as many as this machine has cores (default: the setting workers)",
     )
+    parser.add_argument(
+        "--set",
+        dest="assignments",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="change a setting, as with penstock run (repeatable)",
+    )
     parser.set_defaults(handler=handle)
 
 
 def handle(options: argparse.Namespace) -> int:
-    topology = as_left(load_topology(options.target))
+    topology = as_left(with_settings(load_topology(options.target), options.assignments))
     if options.workers is not None and options.workers < 0:
         raise SettingError("--workers", f"it must be at least 0, not {options.workers}")
     settings = topology.settings

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import logging
 import sys
 import time
 
 from penstock.cli.background import Background
-from penstock.cli.loading import load_again, load_topology
+from penstock.cli.loading import load_again, load_topology, with_settings
 from penstock.cli.terminal import Terminal
 from penstock.credentials import literal_secrets
 from penstock.driver.status import TopologyStatus
 from penstock.errors import PenstockError
 from penstock.interrupts import StopSignals
 from penstock.redaction import printable
-from penstock.settings import Settings
 from penstock.topology.builder import Topology
 
 log = logging.getLogger("penstock.cli")
@@ -85,7 +83,7 @@ def handle(options: argparse.Namespace) -> int:
             "Write ${NAME} in single quotes, and set the environment variable NAME.",
             key,
         )
-    topology = _with(load_topology(options.target), options)
+    topology = with_settings(load_topology(options.target), options.assignments)
     # Importing takes a second. It happens here, while a signal still ends the process by itself.
     from penstock.spark import submit  # noqa: F401
 
@@ -161,7 +159,7 @@ class _RunCommand:
             start.wait(_ABANDON_TIMEOUT)
             return False
         self._running = running = start.result()
-        running.internals.load = lambda target: _with(load_again(target), options)
+        running.internals.load = lambda target: with_settings(load_again(target), options.assignments)
         if running.internals.epoch:
             self._console.print(f"restored epoch {running.internals.epoch}", highlight=False)
         return True
@@ -232,11 +230,6 @@ class _RunCommand:
         else:
             abandon_session(at_once=True)
             end.wait(_ABANDON_TIMEOUT)
-
-
-def _with(topology: Topology, options: argparse.Namespace) -> Topology:
-    """The topology with the settings of the command line."""
-    return dataclasses.replace(topology, settings=Settings.parse(options.assignments, base=topology.settings))
 
 
 def _seconds(text: str) -> float:

@@ -37,13 +37,26 @@ class MemcachedQueue(PersistentQueue):
         self.servers = (servers,) if isinstance(servers, str) else tuple(servers)
         self.max_bytes = max_bytes
         self.copies = copies
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        if not self.servers or len(set(self.servers)) < len(self.servers):
+            raise TopologyError(
+                "MemcachedQueue",
+                f"servers is {self.servers!r}, not one or several different addresses",
+                "Write MemcachedQueue(['a:11211', 'b:11211']).",
+            )
+        if not isinstance(self.copies, int) or not 1 <= self.copies <= len(self.servers):
+            one = len(self.servers) == 1
+            raise TopologyError(
+                "MemcachedQueue",
+                f"copies is {self.copies!r}, not a number from 1 to {len(self.servers)}, the number of its "
+                f"server{'' if one else 's'}",
+                "Write MemcachedQueue(['a:11211', 'b:11211'], copies=2): each copy is on a server of its own.",
+            )
 
     def check(self, where: str, folder: str) -> None:
         normalize = memcached_library(where).client.base.normalize_server_spec
-        if not self.servers or len(set(self.servers)) < len(self.servers):
-            raise TopologyError(
-                where, f"servers of MemcachedQueue is {self.servers!r}, not one or several different addresses"
-            )
         for server in self.servers:
             try:
                 normalize(server)
@@ -53,12 +66,6 @@ class MemcachedQueue(PersistentQueue):
                     f"server is not a host and port of memcached ({error})",
                     "Write MemcachedQueue('host:11211').",
                 ) from None
-        if not 1 <= self.copies <= len(self.servers):
-            raise TopologyError(
-                where,
-                f"MemcachedQueue has {len(self.servers)} servers, too few or too many for copies={self.copies}",
-                "Write MemcachedQueue(['a:11211', 'b:11211'], copies=2): each copy is on a server of its own.",
-            )
         if self.max_bytes > MOST_BYTES:
             raise TopologyError(
                 where,
@@ -74,7 +81,7 @@ class MemcachedQueue(PersistentQueue):
     @property
     def volatile(self) -> str:
         if self.copies > 1:
-            return f"if {self.copies} servers of memcached die at a time, what waits in them is lost"
+            return f"if {self.copies} servers of memcached die at the same time, what waits in them is lost"
         return "if a server of memcached dies, what waits in it is lost"
 
     def __str__(self) -> str:

@@ -151,7 +151,8 @@ def local_folder(context: Context) -> Path:
         raise EnvironmentFault(
             where,
             "the embedded queues need a folder that survives the process, and this task has none",
-            "Set delivery to at_least_once and delivery.state_dir to a folder.",
+            "Set delivery to at_least_once and delivery.state_dir to a folder; in tests write "
+            "LocalRunner(topology, folder=…).",
         )
     if "://" in folder:
         raise EnvironmentFault(

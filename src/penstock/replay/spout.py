@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.clock import Clock, SystemClock
-from penstock.errors import FieldCountError, FieldTypeError, PenstockError, SettingError
+from penstock.errors import FieldCountError, FieldTypeError, PenstockError, SettingError, TopologyError
 from penstock.replay.decisions import ReplayEntry
 from penstock.replay.eden import Eden
 from penstock.replay.places import as_places
@@ -40,6 +40,12 @@ class ReplaySpout(BatchSpout):
     def __init__(self, source: Eden, *, max_attempts: int = 5, store: ReplayStore | None = None) -> None:
         """``store`` keeps the queues. By default the source determines it: Kafka for a Kafka topic, otherwise the
         task's folder on a local disk."""
+        if not isinstance(source, Eden):
+            raise TopologyError(
+                "ReplaySpout",
+                f"its source must be an Eden, not {source!r}",
+                "Write ReplaySpout(FileEden('orders.txt')), for example.",
+            )
         if max_attempts < 1:
             raise SettingError(
                 "ReplaySpout(max_attempts)",
