@@ -170,7 +170,7 @@ def _figure_13(part: str) -> Exhibit:
         f"Throughput of FastWordCount {case} over time",
         tuple(values),
         picture=Picture(
-            "s",
+            "time, s",
             "completed sentences/s",
             (
                 *(Curve(name, f"lu13.{case}.{s}", label) for s, label in systems.items()),
@@ -379,7 +379,7 @@ EXHIBITS = (
         "the bolt "
         "is the case *inner* of the benchmark.",
         picture=Picture(
-            "s",
+            "time, s",
             "MB of the worker",
             (
                 Curve("lu-fig10", "memory.inner.worker MB", "queue inside the bolt"),
@@ -469,8 +469,8 @@ EXHIBITS = (
         note="The paper gives means, we give medians (p50), of the time from the spout's read until the count "
         "was persisted.",
         picture=Picture(
-            "s",
-            "ms",
+            "time, s",
+            "latency, ms",
             (
                 Curve("lu-fig15", "lu15.on", "on"),
                 Curve("lu-fig15", "lu15.off", "off"),
@@ -514,8 +514,8 @@ EXHIBITS = (
         ),
         note="The paper: L stays at 380 ms, as without the slow store; D rises all the time.",
         picture=Picture(
-            "s",
-            "ms until persisted, p95",
+            "time, s",
+            "p95 of the latency, ms",
             (
                 Curve("lu-fig16", "delayed.p95", "delayed (L)"),
                 Curve("lu-fig16", "direct.p95", "direct (D)"),
@@ -557,8 +557,8 @@ EXHIBITS = (
         note="The paper: L replaces itself at 40 and 80 s without a stop; D stops for 22 s at each of two "
         "rebalances.",
         picture=Picture(
-            "s",
-            "ms, p95",
+            "time, s",
+            "p95 of the latency, ms",
             (
                 Curve("lu-fig17", "lu17.failures", "failures (L)"),
                 Curve("lu-fig17", "lu17.rate", "rate"),

@@ -111,6 +111,8 @@ class Picture:
     points: tuple[tuple[str, tuple[float, ...], tuple[float, ...]], ...] = ()
     """⟨label, x, y⟩ of the paper's values over x."""
     logarithmic: bool = False
+    repeats: Literal["all", "first", "median"] = "all"
+    """Of a curve: all repeats on top of each other, the first one (curves that vary a lot), or their median."""
     unit: str = ""
     """Bars: only of values with this unit."""
 

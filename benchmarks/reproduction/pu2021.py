@@ -447,8 +447,8 @@ EXHIBITS = (
             *(value for each in ("wordcount", "sol", "rollingsort") for value in _with_pairs(each, latency=True)),
         ),
         picture=Picture(
-            "s",
-            "ms",
+            "time, s",
+            "latency, ms",
             tuple(
                 Curve(f"pu-sim-{each}", f"latency.{strategy}", f"{BENCHMARKS[each]}, {_STRATEGIES[strategy]}")
                 for each in ("wordcount", "sol", "rollingsort")
@@ -483,8 +483,8 @@ EXHIBITS = (
         note=f"{_GROUPINGS.capitalize()}. A sentence waits for the last of its words, one of which nearly "
         f"always crosses. So the paper's gain is out of reach with its groupings.",
         picture=Picture(
-            "s",
-            "tuple/s",
+            "time, s",
+            "tuples/s",
             tuple(
                 curve
                 for each in ("wordcount", "sol", "rollingsort")
@@ -500,13 +500,13 @@ EXHIBITS = (
         (*_faster("rollingcount"), *_with_pairs("rollingcount")),
         note=f"{_GROUPINGS.capitalize()}.",
         picture=Picture(
-            "s",
-            "tuple/s",
+            "time, s",
+            "tuples/s",
             _rates("rollingcount", "default", "erdm", "tmsh"),
             lines=(
-                ("default", PUBLISHED["rollingcount"].default_rate),
-                ("ERDM", PUBLISHED["rollingcount"].rate),
-                ("TMSH-Storm", PUBLISHED["rollingcount"].tmsh),
+                ("RollingCount, default", PUBLISHED["rollingcount"].default_rate),
+                ("RollingCount, ERDM", PUBLISHED["rollingcount"].rate),
+                ("RollingCount, TMSH-Storm", PUBLISHED["rollingcount"].tmsh),
             ),
         ),
     ),
@@ -519,8 +519,8 @@ EXHIBITS = (
         note="Here a released machine draws nothing. In the paper power hardly changes although two machines "
         "are released.",
         picture=Picture(
-            "s",
-            "W, modelled",
+            "time, s",
+            "power, W (modelled)",
             tuple(Curve("pu-sim-rollingcount", f"power.{each}", _STRATEGIES[each]) for each in _FIVE),
             lines=tuple((_STRATEGIES[each], PUBLISHED_WATTS[each]) for each in _FIVE),
         ),
@@ -547,7 +547,7 @@ EXHIBITS = (
         "of 87 W in the model, so what DVRNP and DVRCP save is small.",
         picture=Picture(
             "million tuples",
-            "kJ, modelled",
+            "energy, kJ (modelled)",
             tuple(Curve("pu-sim-rollingcount", f"energy.{each}", _STRATEGIES[each]) for each in _FIVE),
         ),
     ),
@@ -565,7 +565,7 @@ EXHIBITS = (
         "57,530), not 216.",
         picture=Picture(
             "million tuples",
-            "s",
+            "time, s",
             tuple(Curve("pu-sim-rollingcount", f"time.{each}", _STRATEGIES[each]) for each in ("default", "erdm")),
             points=(("default", (15.0,), (300.0,)), ("ERDM", (15.0,), (216.0,))),
         ),

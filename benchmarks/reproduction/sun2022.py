@@ -144,7 +144,10 @@ EXHIBITS = (
         ),
         note="The paper shows bursts that come to the branches at different times, without figures.",
         picture=Picture(
-            "s", "MB/s", tuple(Curve("sun-load", f"load.{branch}", f"branch {branch}") for branch in "abc")
+            "time, s",
+            "load (first repeat), MB/s",
+            tuple(Curve("sun-load", f"load.{branch}", f"branch {branch}") for branch in "abc"),
+            repeats="first",
         ),
     ),
     Exhibit(
@@ -174,12 +177,13 @@ EXHIBITS = (
         "(`benchmarks/migration_sim.py`).",
         picture=Picture(
             "β",
-            "s",
+            "time (median), s",
             tuple(Curve("sun-grid", f"alpha.{alpha:g}", f"α {alpha:g}") for alpha in ALPHAS),
             points=tuple(
                 (f"α {alpha:g}", BETAS, tuple(PUBLISHED_GRID[beta][place] for beta in BETAS))
                 for place, alpha in enumerate(ALPHAS)
             ),
+            repeats="median",
         ),
     ),
     Exhibit(
@@ -248,7 +252,7 @@ EXHIBITS = (
             ),
             note="The picture shows the first seed of each repeat; the value is the median of all seeds.",
             picture=Picture(
-                "s",
+                "time, s",
                 "% completed",
                 tuple(
                     Curve("sun-sizes", f"share.{size}.{name}", name) for name in ("credit", "migration", "static")
