@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.reproduction.model import SEED, TEXT, Exhibit, Experiment
+from benchmarks.reproduction.model import SEED, TEXT, Exhibit, Experiment, Value
 from benchmarks.reproduction.store import Repeat
 from benchmarks.reproduction.verdict import Compared, compare, summary
 
@@ -153,8 +153,7 @@ def _exhibit(findings: Findings, exhibit: Exhibit, picture: str | None) -> list[
             f": {each.value.differs}" if each.value.differs and each.repeats else ""
         )
         ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
-        label = f"{each.value.label}, {each.value.unit}" if each.value.unit else each.value.label
-        lines.append(_row(label, _paper(each), _ours(each), ratio, verdict))
+        lines.append(_row(_labelled(each.value), _paper(each), _ours(each), ratio, verdict))
     if exhibit.note:
         lines += ["", exhibit.note]
     runs = [_run_line(findings.experiments[id], findings.repeats[id]) for id in exhibit.experiments]
@@ -208,6 +207,12 @@ def _machine(repeat: Repeat) -> str:
 
 
 # ---- cells -------------------------------------------------------------------------------------------------
+
+
+def _labelled(value: Value) -> str:
+    """The label with the unit, unless the label has the word."""
+    said = not value.unit or value.unit in re.split(r"[ ,:]+", value.label)
+    return value.label if said else f"{value.label}, {value.unit}"
 
 
 def _row(*cells: str) -> str:
