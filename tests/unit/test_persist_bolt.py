@@ -452,8 +452,8 @@ def test_a_queue_in_the_machine_s_memory_is_refused_with_exactly_once_delivery(t
         ),
         (
             MemcachedQueue(["a:1", "b:1"], copies=2),
-            "results wait in memcached at a:1, b:1, 2 copies of each entry: if 2 servers of memcached die at a "
-            "time, what waits in them is lost.",
+            "results wait in memcached at a:1, b:1, 2 copies of each entry: if 2 servers of memcached die at "
+            "the same time, what waits in them is lost.",
         ),
         (EmbeddedQueue(), ""),
     ],
