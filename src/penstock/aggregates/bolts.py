@@ -18,7 +18,7 @@ from penstock.aggregates.merges import Merge
 from penstock.aggregates.rows import by_key, column_of, key_columns, keys_of, owner_of, reduce_rows
 from penstock.aggregates.windows import Window
 from penstock.columns import to_values
-from penstock.control.segments import ArrivalLedger, SourceRange
+from penstock.control.segments import ArrivalLedger, SourceRange, waiting_position
 from penstock.state.maps import MapState, Owner
 from penstock.topology.components import BatchBolt, BatchCollector, Conf, Context, Source
 from penstock.topology.streams import OutputDeclarer
@@ -153,6 +153,7 @@ class WindowBolt(BatchBolt):
 
     def prepare(self, conf: Conf, context: Context) -> None:
         state, self._count_late = context.state, context.late
+        self._exactly_once = context.delivery == "exactly_once"
         owner = owner_of(self._key, context.grouped_by)
         of_pair = functools.partial(_owner_of_pair, owner) if context.grouped_by else None
         self.partials = {
@@ -174,15 +175,31 @@ class WindowBolt(BatchBolt):
         """Whether the senders of partials say which tuples they are of."""
         self._generation, self._ledger = context.generation, ArrivalLedger(context.generation)
         self._arrived = state.value("arrived segments", merge=_first)
-        """⟨Generation, content of the ledger⟩ at the last snapshot. Another generation numbers its tuples anew."""
+        """⟨Generation, content of the ledger, what is left of earlier generations⟩ at the last snapshot. Another
+        generation numbers its tuples anew."""
+        self._behind = state.value("newest time behind a gap", merge=_later)
+        """The newest time that did not count at the last snapshot, because other tuples were missing."""
+        self._held: float | None = None
+        """The newest time that does not count yet, because tuples of earlier generations are missing."""
+        self._left = self._left_here = 0
+        """Tuples of earlier generations that are missing: those of which partials are not made yet, and rows that
+        wait for this task."""
         if self._arrived.value is not None and self._arrived.value[0] == self._generation:
-            self._ledger.restore(self._arrived.value[1])
+            _, ledger, self._left, self._left_here, self._held = self._arrived.value
+            self._ledger.restore(ledger)
+        elif context.delivery == "exactly_once":  # otherwise what is missing is emitted again
+            parts = [source for source, stream in context.inputs if stream == SEGMENTS]
+            self._left = sum(context.waiting.get(part, 0) for part in parts)
+            self._left_here, self._held = context.waiting.get(context.component, 0), self._behind.value
 
     def before_snapshot(self) -> None:
         if self._is_told:
-            self._arrived.value = self._generation, self._ledger.to_state()
+            left = self._left, self._left_here, self._held
+            self._arrived.value = self._generation, self._ledger.to_state(), *left
+            self._behind.value = _later(self._held, self._ledger.newest_waiting)
 
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
+        self._left_here = max(0, self._left_here - batch.num_rows)
         if self._overdue:  # before the batch is merged, because its tuples are late for these windows
             self._emit_overdue(collector)
         if source.stream == SEGMENTS:
@@ -213,16 +230,23 @@ class WindowBolt(BatchBolt):
 
     def _execute_notes(self, batch: pa.RecordBatch, collector: BatchCollector, dropped: bool = False) -> None:
         """Enter the tuples whose partials have arrived, and emit the windows that are complete now. The time of
-        partials that were ``dropped`` does not count."""
-        newest = None
+        partials that were ``dropped`` does not count. No time counts before the partials of all tuples of earlier
+        generations have arrived."""
+        newest, waited = self._held, waiting_position(self._generation)
         for sender, offset, length, tuples, stream, time in zip(*map(to_values, batch.columns), strict=True):
             if dropped:
                 time = None
-            if length:
+            if length and offset <= waited:
+                self._left -= tuples if offset == waited else 0
+                time = time if self._exactly_once else None
+            elif length:
                 time = self._ledger.arrived((sender, stream), SourceRange(offset, length), tuples, time)
             if time is not None and (newest is None or time > newest):
                 newest = time
-        if newest is not None:
+        if self._left > 0 or self._left_here > 0:
+            self._held = newest
+        elif newest is not None:
+            self._held = None
             self._complete_windows(self._window.complete(newest), collector)
 
     def _add_keys(self, keys: Iterable[tuple[int, Any]]) -> None:
@@ -318,8 +342,8 @@ def _first(one: Any, other: Any) -> Any:
     return one
 
 
-def _later(one: int | None, other: int | None) -> int | None:
-    return max((window for window in (one, other) if window is not None), default=None)
+def _later(one: Any, other: Any) -> Any:
+    return max((each for each in (one, other) if each is not None), default=None)
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:

@@ -28,6 +28,12 @@ def first_position(generation: int) -> int:
     return generation << _POSITION_BITS
 
 
+def waiting_position(generation: int) -> int:
+    """The position of every tuple of an earlier generation that is still to be processed when this generation
+    begins. No sender of an earlier generation gets so far."""
+    return first_position(generation) - 1
+
+
 class SourceRange(NamedTuple):
     """Neighbouring tuples of the source data, which were routed together."""
 
@@ -157,6 +163,12 @@ class ArrivalLedger:
             found = _later(found, first.newest)
         self._ends[source] = end
         return found
+
+    @property
+    def newest_waiting(self) -> float | None:
+        """The newest time of the ranges that are not complete or have a gap before them."""
+        times = [each.newest for ranges in self._waiting.values() for each in ranges.values()]
+        return max((time for time in times if time is not None), default=None)
 
     def end(self, source: Source) -> int:
         """The position up to which all partials have arrived."""

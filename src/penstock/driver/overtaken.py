@@ -44,6 +44,16 @@ def waiting_of(plan: Plan, worker: WorkerId, overtaken: OvertakenFrames) -> Wait
     return WaitingTuples(parts, before, streams, dict(overtaken.tasks))
 
 
+def waiting_rows(plan: Plan, overtaken: OvertakenFrames | None) -> dict[str, int]:
+    """How many tuples wait for each component whose data may be migrated; only components for which some wait."""
+    rows: dict[str, int] = {}
+    for key, entry in overtaken.entries.items() if overtaken is not None else ():
+        component = key.rpartition("/")[0]
+        if component in plan.migratable:
+            rows[component] = rows.get(component, 0) + sum(part.rows for part in entry.parts)
+    return rows
+
+
 def check_waiting(plan: Plan, overtaken: OvertakenFrames, stateful: frozenset[str], where: str) -> None:
     """Raise ``StateError`` if a topology with this plan cannot process the tuples. ``stateful``: the components
     with state. ``where``: the state directory."""

@@ -16,7 +16,7 @@ from typing import Protocol
 from penstock.control.signals import TaskFlowState, TaskMessage
 from penstock.driver.ackers import Ackers
 from penstock.driver.message_board import MessageBoardTables
-from penstock.driver.overtaken import waiting_of
+from penstock.driver.overtaken import waiting_of, waiting_rows
 from penstock.driver.worker_health import SinkOutages, SkewWarnings
 from penstock.errors import ControlRefused
 from penstock.metrics.bus import MetricsBus
@@ -248,11 +248,12 @@ class WorkerRegistry:
         """Tell the workers to open their tasks with this state, and to process the tuples ``waiting`` first. They
         also learn the node of each worker."""
         self._begun = True
-        nodes = self.nodes()
+        nodes, behind = self.nodes(), waiting_rows(self._plan, waiting)
         for id in nodes:
             worker = WorkerId.parse(id)
             first = None if waiting is None else waiting_of(self._plan, worker, waiting)
-            self.send(OpenTasks(nodes, generation, epoch, self.share(worker, tasks), waiting=first), worker)
+            share = self.share(worker, tasks)
+            self.send(OpenTasks(nodes, generation, epoch, share, waiting=first, behind=behind), worker)
 
     def nodes(self) -> dict[str, str]:
         """Return the node of each worker."""

@@ -82,6 +82,8 @@ class OpenTasks(_Command, frozen=True):
     """The handover state of the worker in the other slot, if this one takes over from it."""
     waiting: WaitingTuples | None = None
     """The tuples that the worker's tasks process before all others; None if there are none."""
+    behind: dict[str, int] = {}
+    """How many such tuples wait for each component, in all workers; only components whose data may be migrated."""
 
 
 class RootsSettled(_Command, frozen=True):

@@ -16,7 +16,7 @@ import struct
 
 from penstock.errors import ControlRefused
 
-VERSION = 5
+VERSION = 6
 """The version of the protocol. It is incremented with every change of a message; both sides must come from the
 same release."""
 NONCE_BYTES = 32

@@ -33,8 +33,7 @@ class Source:
     """Only if the bolt may be migrated: the tuples belong to a range of the tuples that ``task`` sent to this
     bolt. This is the position of the range, from any first position on."""
     range_length: int = 0
-    """The number of tuples in the range, which other tasks of the bolt may have received too. 0 if it is not
-    known."""
+    """The number of tuples in the range, for all tasks of the bolt. 0 if it is not known."""
 
 
 class AddDeadLetters(Protocol):
@@ -69,11 +68,9 @@ class Context:
     delivery: str = "at_most_once"
     """The delivery guarantee of the topology (setting ``delivery.guarantee``)."""
     state: TaskState = field(default_factory=TaskState, compare=False)
-    """The state of the task: values and maps. With at-least-once and exactly-once delivery it survives the
-    process."""
+    """The state of the task: values and maps. It survives the process, unless delivery is at most once."""
     folder: str = ""
-    """A folder (a path or fsspec URL) that belongs to this task and survives the process. Empty with at-most-once
-    delivery."""
+    """A folder (a path or fsspec URL) of this task that survives the process. Empty with at-most-once delivery."""
     generation: int = 0
     """The generation of the run that this task belongs to, counted in the state directory: a later run has a
     larger number. A worker that moves to another process keeps its generation. 0 if the topology keeps no
@@ -85,6 +82,9 @@ class Context:
     """The fields by which the input of the bolt is grouped. Empty if no input uses fields grouping."""
     inputs: tuple[tuple[str, str], ...] = ()
     """⟨Component, stream⟩ of every stream that the bolt reads."""
+    waiting: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Tuples of an earlier run that wait when the task begins: of its own under the name of its component, and of
+    the components whose data may be migrated."""
     report: Callable[[Exception], None] = field(default=lambda error: None, compare=False)
     """Count a ``PenstockError`` and show it in the live view. For errors that do not concern a tuple. Never stops
     the topology, regardless of ``delivery.on_error``. May be called from any thread."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from penstock.control.segments import waiting_position
 from penstock.frames import codec
 from penstock.frames.header import HEADER_BYTES, UNNUMBERED, Header, unpack
 from penstock.plan.model import LOCAL, Edge, Plan, WorkerId
@@ -40,7 +41,11 @@ class WaitingFrames:
     """Distributes stored frames to the tasks of one worker. Every worker that runs tasks of a component with
     another number of tasks reads the same frames in the same order, so all of them come to the same division."""
 
-    def __init__(self, id: WorkerId, plan: Plan, waiting: WaitingTuples, inboxes: Mapping[int, Inbox]) -> None:
+    def __init__(
+        self, id: WorkerId, plan: Plan, waiting: WaitingTuples, inboxes: Mapping[int, Inbox], generation: int = 0
+    ) -> None:
+        """``generation``: that of this query run."""
+        self._position = waiting_position(generation)
         self._id, self._plan, self._waiting, self._inboxes = id, plan, waiting, inboxes
         self._routers: dict[tuple[int, str], Router] = {}
         self._schemas = [
@@ -56,12 +61,13 @@ class WaitingFrames:
             for stored in read(part):
                 number = frames.get(component, 0)
                 frames[component] = number + 1
-                self._restore(component, self._translated(stored, int(index), number))
+                self._restore(component, self._translated(stored, component, int(index), number))
 
-    def _translated(self, stored: StoredFrame, index: int, number: int) -> _Frame:
+    def _translated(self, stored: StoredFrame, component: str, index: int, number: int) -> _Frame:
         header, plan = unpack(memoryview(stored.frame)), self._plan
-        component, _, source = self._waiting.tasks[header.source_task].rpartition("/")
-        senders = plan.tasks_of[component]
+        sending, _, source = self._waiting.tasks[header.source_task].rpartition("/")
+        senders = plan.tasks_of[sending]
+        counts = component in plan.migratable  # their senders number their tuples anew
         sender = senders[int(source) % len(senders)]
         worker = plan.routes.worker_of[sender]
         header = header._replace(
@@ -73,6 +79,8 @@ class WaitingFrames:
             stream=self._waiting.streams[header.stream],
             epoch=0,
             sequence=UNNUMBERED,
+            range_offset=self._position if counts else 0,
+            range_length=1 if counts else 0,
         )
         return _Frame(header, stored.frame, stored.executed, index, number)
 

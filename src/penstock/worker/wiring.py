@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.acking.flights import FlightLog
@@ -73,6 +73,8 @@ class Surroundings:
     """Ends the loop's wait. May be called from any thread."""
     generation: int = 0
     """The generation with which the query run claimed the state directory."""
+    behind: Mapping[str, int] = field(default_factory=dict)
+    """See ``OpenTasks``."""
     flights: FlightLog | None = None
     """See ``Tasks.flights``."""
 
@@ -151,6 +153,7 @@ def _context(job: Job, task: int, around: Surroundings, state: TaskState, stats:
         grouped_by=grouped_by(plan, component),
         inputs=tuple((plan.source_of(edge), plan.streams[edge.stream].name) for edge in plan.edges_to(component)),
         report=around.report(stats, False),
+        waiting={**around.behind, component: around.intake.inboxes[task].length},
         add_dead_letters=_dead_letters(job, task, stats, around),
         gave_up=_counter(stats),
         late=_late_counter(stats),

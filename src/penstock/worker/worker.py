@@ -294,7 +294,8 @@ class Worker:
         try:
             restored = {} if self._archive is None else self._archive.restore(command.tasks, command.generation)
             if command.waiting is not None and self._archive is not None:
-                waiting = WaitingFrames(self.id, self._job.plan, command.waiting, self.intake.inboxes)
+                plan, inboxes = self._job.plan, self.intake.inboxes
+                waiting = WaitingFrames(self.id, plan, command.waiting, inboxes, command.generation)
                 waiting.restore(self._archive.read_waiting)
         except SnapshotCorrupt as error:
             self._become(WorkerPhase.FAILED)
@@ -313,6 +314,7 @@ class Worker:
             self._reporter.publisher,
             self._wake,
             command.generation,
+            command.behind,
         )
         handover, intake = command.handover, self.intake
         first = (command.epoch if handover is None else handover.epoch) + 1
