@@ -280,3 +280,9 @@ def test_load_is_watched_for_a_database_or_for_erdm():
     assert not Settings().monitored
     assert parse("monitor=memory").monitored
     assert Settings(placement=Placement("erdm")).monitored
+
+
+def test_a_number_of_ackers_that_no_cluster_starts_is_refused():
+    assert Delivery("at_least_once", ackers=256).ackers == 256
+    with pytest.raises(SettingError, match=r"setting delivery\.ackers: it must be at most 256, not 100000\."):
+        Delivery("at_least_once", ackers=100_000)

@@ -13,11 +13,14 @@ _MISFITS = {int: "not a whole number", float: "not a number", str: "not a text",
 """What errors say of a value that has not the type of the setting."""
 
 
-def setting(default: Any, unit: str, why: str, *, choices: tuple[str, ...] = (), zero: bool = False) -> Any:
+def setting(
+    default: Any, unit: str, why: str, *, choices: tuple[str, ...] = (), zero: bool = False, most: float = math.inf
+) -> Any:
     """Declare a field of a group. ``unit`` may be empty; ``why`` says what the setting does and why it has this
-    default; ``choices`` are the permitted values of a text; ``zero``: a number may be 0."""
+    default; ``choices`` are the permitted values of a text; ``zero``: a number may be 0;
+    ``most``: the highest number."""
     return dataclasses.field(
-        default=default, metadata={"unit": unit, "why": why, "choices": choices, "zero": zero}
+        default=default, metadata={"unit": unit, "why": why, "choices": choices, "zero": zero, "most": most}
     )
 
 
@@ -35,6 +38,8 @@ def check_value(name: str, spec: dataclasses.Field[Any], value: Any) -> None:
         zero = spec.metadata["zero"]
         if not 0 <= value < math.inf or (value == 0 and not zero):
             raise SettingError(where, f"it must be {'at least' if zero else 'greater than'} 0, not {value!r}")
+        if value > spec.metadata["most"]:
+            raise SettingError(where, f"it must be at most {spec.metadata['most']}, not {value!r}")
 
 
 def from_text(name: str, spec: dataclasses.Field[Any], text: str) -> Any:

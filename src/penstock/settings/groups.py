@@ -82,6 +82,7 @@ class Delivery(Group):
         "",
         "ackers, with at_least_once. A single one is a part of the driver; several are processes of their own, "
         "spread over the nodes. One settles hundreds of thousands of tuples a second",
+        most=256,
     )
 
     @property
