@@ -4,14 +4,18 @@ are those of a sequential run, and each task keeps the states of its own keys on
 import random
 import uuid
 from collections import Counter, defaultdict
+from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from penstock import Reduce, Spout, TopologyBuilder
 from penstock.aggregates import Count, Distinct, KeyedAggregate, Mean, Sum
+from penstock.columns import to_column
 from penstock.testing import CaptureBolt, LocalRunner
+from penstock.topology.components import Context, Source
 from tests.consistency.components import Crash, die, flap, run_until
 from tests.helpers import settings_with
 
@@ -342,3 +346,42 @@ def test_windows_exactly_once_over_a_restart_with_other_tasks(tasks, state):
     assert all(expected[window] == count for window, count in found.items())
     first = min(window for window in before.values() if window is not None) * 2.0
     assert {window for window in expected if window[1] > first + 4.0} <= found.keys()
+
+
+class Lists(KeyedAggregate):
+    """Its merge changes its first argument, and raises for some states."""
+
+    key, results = ("key",), ("count",)
+
+    def zero(self):
+        return []
+
+    def add(self, state, tup):
+        return [*state, tup.value]
+
+    def merge(self, state, other):
+        if len({type(value) for value in state + other}) > 1:
+            raise TypeError("numbers and texts")
+        state += other
+        return state
+
+    def result(self, state):
+        return [len(state)]
+
+
+def test_a_batch_whose_merge_fails_changes_no_state():
+    bolt, emitted = Lists().keyed(), []
+    bolt.prepare({}, Context("t", "count", 1, 0, {"count": (1,)}))
+    collector = SimpleNamespace(emit_batch=emitted.append)
+
+    def execute(*rows):
+        keys, values = ([row[at] for row in rows] for at in (0, 1))
+        columns = {"key": to_column(keys, None), "value": to_column(values, None)}
+        bolt.execute_batch(pa.RecordBatch.from_pydict(columns), Source("clicks", "default", 0), collector)
+
+    execute(("a", 1), ("b", 1))
+    with pytest.raises(TypeError, match="numbers and texts"):
+        execute(("a", 2), ("b", "two"))
+    assert dict(bolt.states) == {"a": [1], "b": [1]}
+    execute(("a", 2), ("b", 2))
+    assert {key: sorted(state) for key, state in bolt.states.items()} == {"a": [1, 2], "b": [1, 2]}

@@ -127,8 +127,8 @@ class KeyedBolt(BatchBolt):
             state = states[key] if key in states else aggregate.zero()
             states[key] = aggregate.add(state, tup)
         for key, state in own.items():  # after all tuples, so that a batch that fails changes nothing
-            before = self.states.get(key)
-            own[key] = state if before is None else aggregate.merge(before, state)
+            before = self.states.get(key)  # the second argument, which is not changed: another merge may raise
+            own[key] = state if before is None else aggregate.merge(state, before)
         self.states.update(own)
         keys = [*own, *foreign]
         marks = [False] * len(own) + [True] * len(foreign)
