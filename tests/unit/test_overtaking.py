@@ -1,5 +1,6 @@
 """What a marker overtakes is stored, and who gets it when the number of tasks has changed."""
 
+import os
 from collections import Counter
 
 import pyarrow as pa
@@ -171,6 +172,21 @@ def test_large_queues_are_written_in_several_files(monkeypatch):
     assert [rows for task, rows, _ in stored(recording) if task == "bolt/1"] == [
         [f"row {n}"] for n in range(1, 40, 2)
     ]
+
+
+def test_files_that_cannot_be_written_leave_nothing_open(monkeypatch):
+    monkeypatch.setattr("penstock.worker.overtaking._CHUNK", 1)
+    monkeypatch.setattr("penstock.worker.overtaking._ARRIVALS_IN_MEMORY", 0)
+    before = set(os.listdir("/proc/self/fd"))
+    plan = plan_of("shuffle", 2)
+    recording = Recording(3, plan)
+    for n in range(4):
+        recording.add_arrival(frame_for(plan, n % 2, [f"row {n}"]))
+        recording.add_relayed(frame_for(plan, n % 2, [f"row {n}"]))
+    files = recording.files()
+    next(files)  # the store is away, so the others are not asked for
+    recording.close()
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def owner_of(key, tasks):

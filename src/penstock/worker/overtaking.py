@@ -122,7 +122,8 @@ class Recording:
 
     def _parcels(self) -> Iterator[tuple[Parcel, int]]:
         yield from self._executing
-        for waiting in (*self._waiting, self._arrivals.view(), self._relayed.view()):
+        self._waiting += [self._arrivals.view(), self._relayed.view()]  # ``close`` releases them, too
+        for waiting in self._waiting:
             for parcel in waiting:
                 yield parcel, 0
             if isinstance(waiting, SpillView):
