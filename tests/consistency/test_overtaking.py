@@ -33,8 +33,15 @@ from tests.helpers import settings_with
 
 COUNT = 300
 CLOCK = SimulatedClock()
+"""Of the test that runs (``own_clock``)."""
 PATIENCES = (0.0, INTERVAL / 2)
 """The marker of every epoch overtakes; only those of slow epochs do."""
+
+
+@pytest.fixture(autouse=True)
+def own_clock(monkeypatch):
+    """So that no test depends on the time at which those before it ended."""
+    monkeypatch.setitem(globals(), "CLOCK", SimulatedClock())
 
 
 class SlowPass(Pass):
