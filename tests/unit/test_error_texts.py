@@ -14,7 +14,21 @@ from penstock.errors import PenstockError, TopologyError
 from penstock.frames.header import unpack
 
 SOURCE = Path(penstock.__file__).parent
-NAMES = ("Apache", "Arrow", "Debian", "Java", "Kafka", "Maven", "Penstock", "PostgreSQL", "Redis", "Spark")
+NAMES = (
+    "Apache",
+    "Arrow",
+    "Cassandra",
+    "Debian",
+    "HBase",
+    "Java",
+    "Kafka",
+    "Maven",
+    "MemoryQueue",
+    "Penstock",
+    "PostgreSQL",
+    "Redis",
+    "Spark",
+)
 """Names with a capital letter that a problem may begin with."""
 
 

@@ -55,7 +55,7 @@ def test_word_count():
 
 def test_custom_grouping_keeps_regions_apart_except_for_alarms():
     runner = LocalRunner(load_topology(str(ROOT / "examples" / "custom_grouping.py")))
-    runner.run(0.05)
+    runner.run(0.5)
     runner.deactivate()
     runner.run_until_idle()
     first, second = runner.component("watch")
@@ -169,7 +169,7 @@ def test_stored_averages(tmp_path, monkeypatch):
 
 def test_the_code_of_the_page_on_persistence_runs_as_it_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,) = code_blocks(ROOT / "docs" / "how-to" / "persist.md")
+    code, *_ = code_blocks(ROOT / "docs" / "how-to" / "persist.md")
     (tmp_path / "shop.py").write_text(code)
     runner = LocalRunner(load_topology(str(tmp_path / "shop.py")), folder=str(tmp_path / "penstock-state"))
     runner.run(2.0)

@@ -19,6 +19,7 @@ def test_it_measures_what_pu_2021_has_in_table_4():
     assert all(row["driver_cpu"] > 0 for row in windows)
     assert frame["ns"] > 0
     assert [bar["name"] for bar in results.bars] == [
+        *(f"monitor.share.{seconds}" for seconds in (10, 20, 30, 40, 50)),
         "monitor.bytes_share",
         "monitor.driver_cpu",
         "monitor.frame_ns",

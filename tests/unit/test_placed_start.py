@@ -12,6 +12,9 @@ from penstock.plan.model import WorkerId
 from penstock.plan.slot_placement import SlotPlacement
 from penstock.testing import CaptureBolt, FeederSpout
 
+IN_THE_DRIVER = SimpleNamespace(has_processes=False)
+"""The only acker."""
+
 
 class Server:
     """Has slots on node n1, and writes down who took them."""
@@ -24,7 +27,7 @@ class Server:
         slots = {
             slot: SimpleNamespace(hello=SimpleNamespace(node="n1")) for slot in (WorkerId(0, 0), WorkerId(1, 0))
         }
-        return SimpleNamespace(slots=slots, workers={}, assign_slots=self.taken.update)
+        return SimpleNamespace(slots=slots, workers={}, assign_slots=self.taken.update, ackers=IN_THE_DRIVER)
 
 
 def start(server, again, exact=True):
@@ -68,6 +71,7 @@ def test_after_a_loss_workers_are_where_they_had_moved():
         slots={slot: SimpleNamespace(hello=SimpleNamespace(node=node)) for slot, node in slots.items()},
         workers={WorkerId(1, 0): SimpleNamespace(hello=SimpleNamespace(node="n2"))},
         assign_slots=server.taken.update,
+        ackers=IN_THE_DRIVER,
     )
     server.begin = lambda *_: registry
     place(start(server, again=True))

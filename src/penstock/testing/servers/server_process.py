@@ -178,6 +178,9 @@ class Server(ABC):
     def pause(self) -> None:
         """Stop the server from answering, with its connections open, until ``resume``."""
         self._running().send(signal.SIGSTOP)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while not _is_stopped(self.pid) and time.monotonic() < deadline:
+            time.sleep(_POLL_INTERVAL)  # threads that run on another core may answer until they are interrupted
 
     def resume(self) -> None:
         self._running().send(signal.SIGCONT)
@@ -234,6 +237,14 @@ def _remove(folder: Path | None, *processes: subprocess.Popen[bytes] | None) -> 
         _end_process(process, signal.SIGKILL)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether no thread of the process runs."""
+    with contextlib.suppress(OSError):  # a thread, or the process, has just ended
+        states = (stat.read_text().rpartition(") ")[2][:1] for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
+        return all(state in "TtZX" for state in states)
+    return False
 
 
 def _watch(pid: int, folder: Path | None) -> subprocess.Popen[bytes]:
