@@ -160,6 +160,10 @@ def test_ctrl_c_lets_tuples_finish_and_calls_cleanup(write, tmp_path):
         from penstock import BasicBolt, TopologyBuilder
         from penstock.testing import NumberSpout
 
+        class Numbers(NumberSpout):
+            def close(self):
+                Path({str(tmp_path)!r}, "emitted").write_text(str(self._next))
+
         class Sum(BasicBolt):
             def prepare(self, conf, context):
                 self.count, self.publish = 0, context.publish
@@ -172,7 +176,7 @@ def test_ctrl_c_lets_tuples_finish_and_calls_cleanup(write, tmp_path):
                 Path({str(tmp_path)!r}, "counted").write_text(str(self.count))
 
         builder = TopologyBuilder()
-        builder.set_spout("numbers", NumberSpout(5000))
+        builder.set_spout("numbers", Numbers(5000))
         builder.set_bolt("sum", Sum()).shuffle_grouping("numbers")
         topology = builder.build("sum")
         """
@@ -183,7 +187,7 @@ def test_ctrl_c_lets_tuples_finish_and_calls_cleanup(write, tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert err == ""
-    assert (tmp_path / "counted").read_text() == "5000"
+    assert (tmp_path / "counted").read_text() == (tmp_path / "emitted").read_text()
 
 
 @pytest.mark.spark

@@ -93,7 +93,8 @@ def test_what_the_old_form_leaves_reaches_the_new_one_through_to(run, kind):
         def executed():
             return seen.read_text().splitlines() if seen.exists() else []
 
-        assert server.wait(lambda: len(executed()) > 100, PATIENCE)
+        in_flight = lambda: totals().emitted - totals().acked  # noqa: E731
+        assert server.wait(lambda: len(executed()) > 100 and in_flight() > 0.7 * PENDING, PATIENCE)
         assert source.handed_on() == 0
         running.scale({"slow": 2})
         handed_on = source.handed_on()
