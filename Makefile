@@ -3,7 +3,9 @@ PYTHON ?= python3
 DEMO_SECONDS ?= 30
 BIN := .venv/bin
 # These judge rates, or start several nodes: on two cores only one at a time.
-ALONE := tests/integration/test_flow.py tests/integration/test_refit_policy.py tests/integration/test_cluster.py tests/fault/test_cluster.py tests/fault/test_erdm_cluster.py
+ALONE := tests/integration/test_flow.py tests/integration/test_refit_policy.py tests/integration/test_cluster.py tests/fault/test_cluster.py
+# Connects to a cluster of its own, so no other test may have opened a Spark session in its process.
+ERDM := tests/fault/test_erdm_cluster.py
 FILES := --dist loadfile --durations 10
 # Half of the time these tests wait for processes to start and end.
 TWO := -n 2 $(FILES)
@@ -33,8 +35,9 @@ unit: .venv/ready  ## three files at a time, first those that wait for servers
 	$(MEMORY) $(BIN)/pytest -n 3 $(FILES) --no-loadscope-reorder tests/contract tests/consistency tests/property tests/unit
 
 on-spark: .venv/ready  ## integration and fault tests, two files at a time
-	$(BIN)/pytest $(TWO) tests/integration tests/fault $(addprefix --ignore ,$(ALONE))
+	$(BIN)/pytest $(TWO) tests/integration tests/fault $(addprefix --ignore ,$(ALONE) $(ERDM))
 	$(BIN)/pytest --durations 10 $(ALONE)
+	$(BIN)/pytest $(ERDM)
 
 integration: .venv/ready  ## starts Spark
 	$(BIN)/pytest $(TWO) tests/integration
