@@ -42,11 +42,11 @@ def main(options: argparse.Namespace) -> int:
 def measure_spark(results: Results, options: argparse.Namespace) -> None:
     """All sizes; the strategies take turns, each with the same packets."""
     sizes = {"500MB": 500} if options.quick else SIZES
-    repeats = options.repeats or (1 if options.quick else 3)
+    repeats, first = options.repeats or (1 if options.quick else 3), options.seed or 0
     for size, count in sizes.items():
         times: dict[str, list[float]] = {strategy: [] for strategy in STRATEGIES}
         curves: dict[str, Curve] = {}
-        for seed in range(repeats):
+        for seed in range(first, first + repeats):
             for strategy in STRATEGIES:
                 seconds, curves[strategy] = complete(count, seed, strategy)
                 times[strategy].append(seconds)
@@ -78,7 +78,8 @@ def measure_keyed(results: Results, options: argparse.Namespace) -> None:
     skew, inboxes, interval) was chosen on the seeds from 0 to 9."""
     count = KEYED_LINES // 3 if options.quick else KEYED_LINES
     wrong, better = 0, []
-    for seed in range(KEYED_FIRST_SEED, KEYED_FIRST_SEED + (options.repeats or (1 if options.quick else 5))):
+    first = KEYED_FIRST_SEED if options.seed is None else options.seed
+    for seed in range(first, first + (options.repeats or (1 if options.quick else 5))):
         truth = expected_keyed(count, seed)
         seconds, moved = {}, 0
         for strategy in ("credit", "migration") if seed % 2 else ("migration", "credit"):

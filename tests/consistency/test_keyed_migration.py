@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from penstock import Reduce, Spout, TopologyBuilder
-from penstock.aggregates import Count, Distinct, KeyedAggregate, Mean, Sum
+from penstock.aggregates import Count, Distinct, KeyedAggregate, Mean, MergeBolt, Sum
 from penstock.columns import to_column
+from penstock.state.values import TaskState
 from penstock.testing import CaptureBolt, LocalRunner
 from penstock.topology.components import Context, Source
 from tests.consistency.components import Crash, die, flap, run_until
@@ -385,3 +386,55 @@ def test_a_batch_whose_merge_fails_changes_no_state():
     assert dict(bolt.states) == {"a": [1], "b": [1]}
     execute(("a", 2), ("b", 2))
     assert {key: sorted(state) for key, state in bolt.states.items()} == {"a": [1, 2], "b": [1, 2]}
+
+
+class Checked(Lists):
+    """Its result raises for some states."""
+
+    def result(self, state):
+        if 2 in state:
+            raise ValueError("no result")
+        return super().result(state)
+
+
+class CheckedCount(Count):
+    def result(self, partial):
+        if partial == 3:
+            raise ValueError("no result")
+        return partial
+
+
+def keyed_states(foreign):
+    return lambda value: {"partial_foreign": foreign, "partial_state": [value]}
+
+
+@pytest.mark.parametrize(
+    ("bolt", "columns_of"),
+    [
+        (Checked().merged(), keyed_states(foreign=False)),
+        (Checked().merged(), keyed_states(foreign=True)),
+        (MergeBolt(["key"], {"count": CheckedCount()}), lambda value: {"count": value}),
+    ],
+    ids=["owned", "foreign", "merges"],
+)
+def test_a_batch_whose_result_fails_changes_no_state(bolt, columns_of):
+    emitted, state = [], TaskState()
+    bolt.prepare({}, Context("t", "merge", 1, 0, {"merge": (1,)}, state=state))
+    collector = SimpleNamespace(emit_batch=emitted.append)
+
+    def stored():
+        return {name: change.encode() for name, change in state.snapshot(full=True).changes.items()}
+
+    def execute(*rows):
+        values = [{"key": key, **columns_of(value)} for key, value in rows]
+        columns = {name: to_column([row[name] for row in values], None) for name in values[0]}
+        bolt.execute_batch(pa.RecordBatch.from_pydict(columns), Source("count", "default", 0), collector)
+
+    execute(("a", 1), ("b", 1))
+    before = stored()
+    with pytest.raises(ValueError, match="no result"):
+        execute(("a", 4), ("b", 2))
+    assert stored() == before
+    assert len(emitted) == 1
+    execute(("a", 4), ("b", 4))
+    assert stored() != before

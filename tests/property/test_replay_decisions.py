@@ -433,6 +433,26 @@ def test_an_exchange_waits_until_all_that_was_read_from_to_is_done():
     assert [model.values_of[place] for place in model.pending] == [1]
 
 
+def test_what_is_read_ahead_is_bounded_in_bytes():
+    decisions = Decisions(capacity=100, from_holds=False, byte_capacity=1000)
+    limits = []
+
+    def tell(event):
+        limits.append([each.limit for each in decisions.handle(event) if isinstance(each, Read)])
+        decisions.validate()
+
+    tell(QueuesChecked())  # the size is not known yet: one
+    tell(Arrived(Origin.TO, 0))
+    tell(Arrived(Origin.EDEN, 1, size=10))  # 100 would fit: as many as may wait
+    tell(Arrived(Origin.EDEN, 59, size=100))  # 60 wait, and ten would fit
+    tell(Taken(45))
+    tell(Taken(10))  # five wait, and five fit
+    tell(Arrived(Origin.EDEN, 5, size=5000))
+    tell(Taken(9))
+    tell(Taken(1))  # none waits: one is read, however large
+    assert limits == [[1], [1], [99], [], [], [5], [], [], [1]]
+
+
 def test_many_failures_are_stored_in_parts():
     count = 2 * MOST_STORED + 7
     decisions = Decisions(capacity=count, from_holds=False)

@@ -114,12 +114,11 @@ class MergeBolt(BatchBolt):
 
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
         keys = keys_of(batch, self._key)
-        results = []
-        changed: dict[Any, Any] = {}
-        for name, merge in self._merges.items():
-            changed = merge_into(self.partials[name], merge, keys, to_values(column_of(batch, name)))
-            results.append(list(map(merge.result, changed.values())))
-        collector.emit_batch([*key_columns(list(changed), self._key), *results])
+        changed = merge_all(self.partials, self._merges, keys, batch)
+        results = [list(map(merge.result, changed[name].values())) for name, merge in self._merges.items()]
+        for name, partials in changed.items():  # after all results, so that a batch that fails changes nothing
+            self.partials[name].update(partials)
+        collector.emit_batch([*key_columns(list(dict.fromkeys(keys)), self._key), *results])
 
 
 class WindowBolt(BatchBolt):
@@ -218,9 +217,10 @@ class WindowBolt(BatchBolt):
         if not panes:
             return
         keys = list(zip(panes, keys_of(batch, self._key), strict=True))
+        changed = merge_all(self.partials, self._merges, keys, batch)
+        for name, partials in changed.items():  # after all merges, so that a batch that fails changes nothing
+            self.partials[name].update(partials)
         self._add_keys(keys)
-        for name, merge in self._merges.items():
-            merge_into(self.partials[name], merge, keys, to_values(column_of(batch, name)))
         if not self._is_told:
             self._complete_windows(self._window.complete(newest), collector)
 
@@ -313,14 +313,15 @@ class WindowBolt(BatchBolt):
         return found
 
 
-def merge_into(
-    state: MapState, merge: Merge[Any, Any], keys: Sequence[Any], partials: Sequence[Any]
-) -> dict[Any, Any]:
-    """Merge each partial into that of its key in the state. Returns the keys that changed with their new
-    partials."""
-    changed = dict(zip(keys, state.get_columns(keys), strict=True))
-    fold(changed, merge, keys, partials)
-    state.update(changed)
+def merge_all(
+    states: Mapping[str, MapState], merges: Merges, keys: Sequence[Any], batch: pa.RecordBatch
+) -> dict[str, dict[Any, Any]]:
+    """For each merge, the keys of a batch of partials with their new partials. The caller stores them
+    in the states. Partials that can be changed in place, such as sets, are."""
+    changed = {}
+    for name, merge in merges.items():
+        changed[name] = dict(zip(keys, states[name].get_columns(keys), strict=True))
+        fold(changed[name], merge, keys, to_values(column_of(batch, name)))
     return changed
 
 

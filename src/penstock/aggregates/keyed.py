@@ -168,24 +168,38 @@ class KeyedMergeBolt(BatchBolt):
         """The merged states from tasks that do not own the key."""
 
     def execute_batch(self, batch: pa.RecordBatch, source: Source, collector: BatchCollector) -> None:
-        aggregate, owned, foreign = self._aggregate, self.owned, self.foreign
+        aggregate = self._aggregate
         marks, states = (to_values(batch.column(batch.schema.get_field_index(name))) for name in (FOREIGN, STATE))
+        owned: dict[Any, Any] = {}
+        foreign: dict[Any, Any] = {}
         changed: dict[Any, None] = {}
         for key, mark, state in zip(keys_of(batch, aggregate.key), marks, states, strict=True):
             if mark:
-                before = foreign.get(key)
-                foreign[key] = aggregate.merge(aggregate.zero() if before is None else before, state)
+                foreign[key] = aggregate.merge(foreign[key] if key in foreign else aggregate.zero(), state)
             else:
                 owned[key] = state
             changed[key] = None
-        results = [aggregate.result(self.state_of(key)) for key in changed]
+        for key, state in foreign.items():
+            before = self.foreign.get(key)  # the second argument, which is not changed: another merge may raise
+            foreign[key] = state if before is None else aggregate.merge(state, before)
+        results = [
+            aggregate.result(
+                self._merged(owned.get(key, self.owned.get(key)), foreign.get(key, self.foreign.get(key)))
+            )
+            for key in changed
+        ]
         columns = list(zip(*results, strict=True)) or [() for _ in aggregate.results]
+        self.owned.update(owned)  # after all merges and results, so that a batch that fails changes nothing
+        self.foreign.update(foreign)
         collector.emit_batch([*key_columns(list(changed), aggregate.key), *columns])
 
     def state_of(self, key: Any) -> Any:
         """The merged state of a key that has one."""
+        return self._merged(self.owned.get(key), self.foreign.get(key))
+
+    def _merged(self, *parts: Any) -> Any:
         state = self._aggregate.zero()
-        for part in (self.owned.get(key), self.foreign.get(key)):
+        for part in parts:
             if part is not None:
                 state = self._aggregate.merge(state, part)
         return state

@@ -28,6 +28,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--quick", action="store_true", help="run a short form, if possible under a minute")
     parser.add_argument("--json", metavar="PATH", help="write machine, rows and bars to this file")
     parser.add_argument("--repeats", type=int, metavar="N", help="number of measurements; medians are reported")
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="seed of the first measurement (of migration; default: its own)"
+    )
     parser.add_argument("--only", metavar="PART", action="append", help="run only this part (repeatable)")
     parser.add_argument(
         "--text",

@@ -8,6 +8,7 @@ before fresh ones. A failed tuple is read again from its place, stored in From, 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from penstock.topology.components import Failure
 MOST_STORED = 1 << 16
 """Tuples of one ``StoreFailed``. More than a spout task usually has in flight: what fails together, as in a
 replacement, is in From before the queues are exchanged, and so comes before fresh tuples."""
+
+_ASSUMED_SIZE = 16_384.0  # bytes of a tuple until some have been read: the first read fetches a few hundred
 
 
 class ReplayEntry(NamedTuple):
@@ -51,6 +54,8 @@ class Arrived:
 
     origin: Origin
     count: int
+    size: float = 0.0
+    """Mean size of these tuples in bytes."""
 
 
 @dataclass(frozen=True)
@@ -153,10 +158,11 @@ class Decisions:
     """The replay state of one task. At any time at most one read and one store are in progress, or one swap. Not
     thread-safe."""
 
-    def __init__(self, capacity: int, from_holds: bool) -> None:
-        """``capacity`` is the number of entries that may wait for the spout. ``from_holds`` is True if From is not
-        empty at the start."""
+    def __init__(self, capacity: int, from_holds: bool, byte_capacity: float = math.inf) -> None:
+        """``capacity`` is the number of entries that may wait for the spout, ``byte_capacity`` their size.
+        ``from_holds`` is True if From is not empty at the start."""
         self._room = self._capacity = capacity
+        self._byte_capacity, self._size = byte_capacity, _ASSUMED_SIZE
         self._to_unread = True  # until a read returns nothing
         self._eden_dry = False
         self._from_holds = from_holds
@@ -170,8 +176,10 @@ class Decisions:
         """Apply an event and return the instructions to carry out, in order."""
         result: list[Instruction] = []
         match event:
-            case Arrived(origin, count):
+            case Arrived(origin, count, size):
                 self._reading = None
+                if count:
+                    self._size = max(1.0, size)
                 self._room -= count
                 self._open[origin] += count
                 if not count and origin is Origin.TO:
@@ -227,10 +235,17 @@ class Decisions:
         result: list[Instruction] = []
         if self._failed and not self._storing:
             result.append(StoreFailed(self._take_failed()))
-        if self._room > 0 and self._reading is None and (self._to_unread or not self._eden_dry):
+        if self._reading is None and (self._to_unread or not self._eden_dry) and (limit := self._read_limit()) > 0:
             self._reading = Origin.TO if self._to_unread else Origin.EDEN
-            result.append(Read(self._reading, self._room))
+            result.append(Read(self._reading, limit))
         return result
+
+    def _read_limit(self) -> int:
+        """How many tuples may be read now. The size of a tuple is that of the last ones that were read. One tuple
+        may always be read if none waits, however large it is."""
+        waiting = self._capacity - self._room
+        fitting = self._byte_capacity / self._size - waiting
+        return int(min(self._room, fitting if waiting else max(1, fitting)))
 
     def _take_failed(self) -> list[FailedTuples]:
         """Up to ``MOST_STORED`` of the tuples that failed first, which are being stored from now on."""

@@ -53,6 +53,9 @@ from penstock.storage.segments import QueueDamaged
 from penstock.topology.components import Failure
 
 CAPACITY = 4096  # tuples read ahead; tuples that come back wait behind them, so not more than two large batches
+_READ_AHEAD_BYTES = 8 * 1024 * 1024  # their size; at 100 MB/s they last for 80 ms, a few reads of a source
+_SMALL = 32  # bytes of a value that is neither a text nor bytes
+_SIZED = 32  # records of a read whose mean is taken for the size of all
 _STORED_AT_A_TIME = 4096  # failed tuples: so many that syncing the disk is little beside them, yet little memory
 _EDEN_PAUSE = 0.005  # seconds until Eden is read again after it was empty: short beside a hop, and cheap
 _CHECK_EVERY = 0.2  # seconds between two checks of From and To for dead letters that were sent back
@@ -90,7 +93,7 @@ class Replayer:
         """The last read of Eden found nothing. Used by the thread that reads."""
         self._clock = clock or SystemClock()
         self._max_attempts = max_attempts
-        self._decisions = Decisions(capacity, self._sources.from_holds)
+        self._decisions = Decisions(capacity, self._sources.from_holds, _READ_AHEAD_BYTES)
         self._unstored = _Unstored()
         """What is left of the last ``StoreFailed``."""
         self._state = threading.Lock()  # guards the decisions; Done is carried out while it is held
@@ -269,7 +272,7 @@ class Replayer:
             entries = list(map(ReplayEntry, places_of(instruction.origin, positions), records))
             self._found = []
         self._eden_empty = instruction.origin is Origin.EDEN and not entries
-        self._handle(Arrived(instruction.origin, len(entries)))
+        self._handle(Arrived(instruction.origin, len(entries), _mean_size(entries)))
         if entries:
             with self._arrived:
                 self._read.extend(entries)
@@ -352,6 +355,16 @@ class _Unstored:
         """Remove the first places, and return them."""
         taken, self.places, self._which = self.places[:count], self.places[count:], self._which[count:]
         return taken
+
+
+def _mean_size(entries: Sequence[ReplayEntry]) -> float:
+    """The mean size of the tuples in bytes, from some of them. Texts and bytes count; other values are small."""
+    some = entries[:: max(1, len(entries) // _SIZED)]
+    sizes = [
+        sum(len(value) if isinstance(value, str | bytes) else _SMALL for value in entry.record.payload)
+        for entry in some
+    ]
+    return sum(sizes) / max(1, len(sizes))
 
 
 def _not_readable(where: str, records: Sequence[ReplayRecord]) -> QueueDamaged:
