@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from penstock import Settings, TopologyBuilder
+from penstock import BasicBolt, BatchSpout, Settings, TopologyBuilder
 from penstock.control.backpressure import CreditDetector, StepDetector, StepLimiter, queue_time
+from penstock.control.flow_states import DetectorState
 from penstock.control.pace import GrowingPace, ServiceRate
 from penstock.control.signals import TaskMessage
 from penstock.plan.planner import make_plan
@@ -22,7 +23,7 @@ def served(steps):
     for seconds, taken, waiting in steps:
         now += seconds
         rate.observe(now, taken, waiting)
-    return rate.rate
+    return rate.rate(now)
 
 
 def test_the_rate_of_a_task_that_always_has_work():
@@ -42,6 +43,16 @@ def test_a_change_is_noticed_within_seconds():
     before = [(0.0, 0, 100)] + [(0.001, 1, 100)] * 5_000
     assert served(before) == pytest.approx(1000)
     assert served(before + [(0.01, 1, 100)] * 300) == pytest.approx(200, rel=0.25)
+
+
+def test_a_task_that_is_held_back_becomes_slower_at_once():
+    """Not only when it takes tuples again: its own senders go on meanwhile."""
+    before = [(0.0, 0, 100)] + [(0.01, 100, 100)] * 100
+    assert served(before) == pytest.approx(10_000)
+    assert served([*before, (0.015, 0, 100)]) == pytest.approx(10_000), "its next tuples are not late yet"
+    assert served([*before, (1.0, 0, 100)]) < 5_000
+    assert served([*before, (8.0, 0, 100)]) < 50
+    assert served([*before, (0.01, 100, 0), (8.0, 0, 0)]) == pytest.approx(10_000), "idle time does not count"
 
 
 def test_what_was_never_busy_has_no_rate():
@@ -116,6 +127,24 @@ def test_a_queue_beyond_its_inbox_asks_for_all_steps_at_once():
     detector.validate()
 
 
+def test_a_cancel_takes_back_all_steps_that_the_task_does_not_need():
+    detector = StepDetector([1], 100)
+    detector.restore(DetectorState(steps=6, rate=1_000.0))
+    detector.resize(100, 300.0)
+    messages, now = [], 0.0
+    while not messages:
+        now += 0.05
+        messages = detector.observe(now, 0, round(now * 1_000 / 2**6))
+    assert messages == [(1, "cancel", step) for step in (5.0, 4.0, 3.0, 2.0)], "250 of its 300 per second"
+    detector.on_sender_adjusted()
+    messages, then = [], now
+    while not messages:
+        then += 0.05
+        messages = detector.observe(then, 0, round(now * 1_000 / 2**6 + (then - now) * 250))
+    assert messages == [(1, "cancel", 1.0)], "from there on step by step"
+    detector.validate()
+
+
 def test_credits_follow_the_capacity():
     detector = CreditDetector([1, 2], 100)
     assert detector.observe(0.0, 0, 0) == [(1, "grant", 50.0), (2, "grant", 50.0)]
@@ -165,6 +194,77 @@ def test_without_the_bound_tuples_wait_longer_than_the_timeout():
     runner = LocalRunner(chain(0.01, message_timeout=5.0, queue_time=100.0), clock=CLOCK)
     runner.run(20.0)
     assert runner.stats("source")[0].timed_out > 1_000
+
+
+class Lines(BatchSpout):
+    """As many lines as there is room for in each call."""
+
+    def declare_output_fields(self, declarer):
+        declarer.declare(("n", int))
+
+    def open(self, conf, context, collector):
+        self._collector, self.batches, self.open_ids = collector, [], set()
+
+    def next_batch(self):
+        room = self._collector.room()
+        if room:
+            first = sum(self.batches)
+            self.batches.append(room)
+            self.open_ids.update(range(first, first + room))
+            self._collector.emit_batch([list(range(first, first + room))], msg_ids=range(first, first + room))
+
+    def ack_many(self, msg_ids):
+        self.open_ids.difference_update(msg_ids)
+
+
+class Split(BasicBolt):
+    """Ten words of each line, in no time."""
+
+    def declare_output_fields(self, declarer):
+        declarer.declare(("n", int))
+
+    def execute(self, tup, collector):
+        for _ in range(10):
+            collector.emit([tup.n])
+
+
+def lines(rate=math.inf, service=0.0, **settings):
+    builder = TopologyBuilder()
+    spout = builder.set_spout("lines", Lines())
+    if math.isfinite(rate):
+        spout.set_max_rate(rate)
+    builder.set_bolt("split", Split()).shuffle_grouping("lines")
+    builder.set_bolt("count", Worker(service)).shuffle_grouping("split")
+    settings = {"delivery": "at_least_once", "workers": 64} | settings
+    return LocalRunner(builder.build("t", settings_with(**settings)), clock=CLOCK)
+
+
+def test_a_batch_spout_that_asks_for_room_keeps_its_rate():
+    """Not one batch of 2,048 and a pause of five seconds."""
+    runner = lines(rate=400)
+    runner.run(3.0)
+    (spout,) = runner.component("lines")
+    assert max(spout.batches) <= 20, "a twentieth of a second"
+    assert sum(spout.batches) == pytest.approx(1_200, rel=0.05)
+
+
+def test_a_batch_spout_that_asks_for_room_keeps_to_what_may_be_pending():
+    runner = lines(service=0.001, max_spout_pending=50)
+    (spout,) = runner.component("lines")
+    for _ in range(100):
+        runner.run(0.05)
+        assert len(spout.open_ids) <= 50
+    assert len(spout.batches) > 20, "it does not wait until all of them are acked"
+    assert sum(spout.batches) > 400, "and the slow task is never idle"
+
+
+def test_a_fast_bolt_in_front_of_a_slow_one_executes_no_more_than_may_wait():
+    """In one pass it would emit what the slow one needs half a minute for."""
+    runner = lines(rate=400, service=0.001, message_timeout=5.0)
+    runner.run(20.0)
+    (source,), (split,), (count,) = (runner.stats(each) for each in ("lines", "split", "count"))
+    assert (source.timed_out, split.expired, count.expired) == (0, 0, 0)
+    assert count.executed > 0.7 * 20.0 / 0.001
 
 
 def test_a_fast_task_keeps_its_inbox():

@@ -85,13 +85,15 @@ class StepDetector(OverloadDetector):
     each sender gets a ``slow`` signal. Below (1 − L)·QML a ``cancel`` signal is sent in the same way, until all
     steps are cancelled.
 
-    Lu 2020 leaves four cases open. Without these rules the rate oscillates by many steps around the sustainable
+    Lu 2020 leaves five cases open. Without these rules the rate oscillates by many steps around the sustainable
     rate:
 
     - If the queue is already recovering when the timer expires, no signal is sent.
     - A timer starts only after the last signal was applied, or one second after it if no sender answers.
     - A queue that is longer than the inbox asks for all steps at once that its task needs. At one step per signal
       a burst would be in the queue before the rate fits.
+    - A cancel takes back all steps at once that the task does not need. At one step per signal the task would be
+      idle meanwhile.
     - While senders are slowed, an expired timer continues until enough tuples have arrived and left to show the
       trend of the queue. Frames arrive and are taken as a whole, and a slow task takes none for a while.
     """
@@ -168,7 +170,7 @@ class StepDetector(OverloadDetector):
         if wanted == "slow":
             steps = range(min(self.steps + 1, MAX_STEPS), min(self._steps_needed(length), MAX_STEPS) + 1)
         else:
-            steps = range(self.steps - 1, self.steps)
+            steps = range(self.steps - 1, self._steps_kept() - 1, -1)
         self.steps = steps[-1]
         self._answer_by = now + MAX_SENSITIVITY
         return [(task, wanted, float(step)) for step in steps for task in self.upstream]
@@ -177,10 +179,20 @@ class StepDetector(OverloadDetector):
         """The steps after this signal. If the queue is longer than the inbox, by the formula for ``sensitivity``
         all further signals are due at once: as many as the task needs to keep up with the rate from before the
         backpressure."""
-        if length > self.capacity and self.service and self._rate > self.service:
-            needed = math.ceil(math.log(self._rate / self.service, self._step))
-            return max(self.steps + 1, needed)
-        return self.steps + 1
+        needed = self._steps_of_service()
+        return self.steps + 1 if needed is None or length <= self.capacity else max(self.steps + 1, needed)
+
+    def _steps_kept(self) -> int:
+        """The steps after this cancel: all that the task does not need are cancelled at once, because it would be
+        idle before they are cancelled one by one."""
+        needed = self._steps_of_service()
+        return self.steps - 1 if needed is None else min(self.steps - 1, needed)
+
+    def _steps_of_service(self) -> int | None:
+        """The fewest steps at which no more arrives than the task takes. None if that is not known."""
+        if not self.service or not self._rate:
+            return None
+        return max(0, math.ceil(math.log(self._rate / self.service, self._step)))
 
     def handover(self) -> DetectorState:
         return DetectorState(steps=self.steps, rate=self._rate)

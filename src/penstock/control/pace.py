@@ -8,6 +8,8 @@ from collections import deque
 _BUCKET = 0.05  # seconds; a rate is measured over ten buckets, that is half a second
 _BUCKETS = 10
 _SERVICE_HALF_LIFE = 1.0  # seconds with work; a rate from before has half of the weight then
+_LATE = 2
+"""A task is late when it has taken nothing in so many times the seconds that its last tuples usually take."""
 _LEAST_GROWING = 2_000.0
 """Tuples per second at which a rate begins to grow: 200 at once, and a million per second after 0.9 s. A bolt that
 takes 5 ms per tuple has 1 s of work when its first signal arrives."""
@@ -57,25 +59,35 @@ class ServiceRate:
 
     def __init__(self) -> None:
         self._count = self._seconds = 0.0
+        self._last = 0
+        """Tuples that it took last."""
         self._since: float | None = None
         """When it took tuples last, or when the first came after it had none. None: it has none."""
 
     def observe(self, now: float, taken: int, waiting: int) -> None:
         """``taken``: tuples since the last observation. ``waiting``: tuples that it has not processed yet."""
         if taken and self._since is not None and now > self._since:
-            seconds = now - self._since
-            kept = 0.5 ** (seconds / _SERVICE_HALF_LIFE)
-            self._count = self._count * kept + taken
-            self._seconds = self._seconds * kept + seconds
+            self._count, self._seconds = self._sums(taken, now - self._since)
+        self._last = taken or self._last
         if not waiting:
             self._since = None
         elif taken or self._since is None:
             self._since = now
 
-    @property
-    def rate(self) -> float | None:
-        """None if it is not known yet."""
-        return self._count / self._seconds if self._count and self._seconds else None
+    def rate(self, now: float) -> float | None:
+        """None if it is not known yet. A task that has taken none for longer than usual, because its own receivers
+        hold it back, becomes slower from then on, not only when it takes some again."""
+        if not self._count or not self._seconds:
+            return None
+        rate = self._count / self._seconds
+        if self._since is None or (now - self._since) * rate <= _LATE * self._last:
+            return rate
+        count, seconds = self._sums(0, now - self._since)
+        return count / seconds
+
+    def _sums(self, taken: int, seconds: float) -> tuple[float, float]:
+        kept = 0.5 ** (seconds / _SERVICE_HALF_LIFE)
+        return self._count * kept + taken, self._seconds * kept + seconds
 
 
 class Pace:

@@ -220,7 +220,9 @@ class BatchSpoutCollector(Protocol):
         """As ``SpoutCollector.ready``."""
 
     def room(self, stream: str = DEFAULT_STREAM) -> int:
-        """Return how many tuples emitted now are sent at once. More may wait for an overloaded receiver."""
+        """Return how many tuples the spout may emit now: they are sent at once, and neither its rate limit nor
+        ``max_spout_pending`` is exceeded. A spout that asks before each batch emits steadily; one that does not is
+        stopped after a batch that was too large."""
 
 
 class Component(ABC):

@@ -110,12 +110,18 @@ class SpoutArrowCollector(ArrowCollector):
     def __init__(self, component: str, outputs: Outputs) -> None:
         super().__init__(component, outputs)
         self.done: list[Any] = []
+        self.end = 0
+        """Waiting rows of all streams after which the spout has to stop in this run."""
+        self.adapts = False
+        """True: the spout has asked for ``room``, and emits no more than that in one call."""
 
     def ready(self, stream: str = DEFAULT_STREAM) -> bool:
         return named_output(self._component, self._outputs, stream).ready()
 
     def room(self, stream: str = DEFAULT_STREAM) -> int:
-        return named_output(self._component, self._outputs, stream).room()
+        self.adapts = True
+        left = self.end - sum(output.waiting() for output in self._outputs.values())
+        return max(0, min(left, named_output(self._component, self._outputs, stream).room()))
 
     def emit_batch(
         self, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None

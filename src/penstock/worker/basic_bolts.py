@@ -55,7 +55,7 @@ class BasicExecutor(BoltExecutor[BasicBolt]):
         self._groups_acked = 0
 
     def _work(self) -> int:
-        count = min(self._calls_per_run, self._left)
+        count = min(self._most_calls, self._left)
         chunk = islice(self._rows, count)
         lineage = self._lineage
         if lineage is None:

@@ -89,6 +89,8 @@ class BoltExecutor(Executor[B]):
         self._lineage: Ancestry | None = None
         self._left = self._rows_taken = 0
         """Tuples of the current parcel: not executed yet, and all of them."""
+        self._most_calls = 1
+        """Calls in the current run, for executors that execute a part of a parcel."""
         self.tick_interval = tick_interval
         self.next_tick: float | None = None
 
@@ -104,11 +106,19 @@ class BoltExecutor(Executor[B]):
     @property
     def may_run(self) -> bool:
         """True if there is work, and flow control and the dead letter store accept its results."""
-        return (
-            self.busy
-            and not self.send_queues.held_back
-            and (self.dead_letters is None or not self.dead_letters.waits)
-        )
+        return self.busy and self._room() > 0 and (self.dead_letters is None or not self.dead_letters.waits)
+
+    def _room(self) -> float:
+        """How many tuples it may emit now: not more than may wait for slowed receivers."""
+        room = self.send_queues.room_for_results()
+        return room if math.isinf(room) else room - self.waiting()
+
+    def _limit_calls(self, room: float) -> None:
+        """Bound the calls of the next run by what they will emit, as far as is known from earlier ones."""
+        self._most_calls = self._calls_per_run
+        emitted, executed = self.stats.emitted + self.waiting(), self.stats.executed
+        if math.isfinite(room) and emitted:
+            self._most_calls = max(1, min(self._calls_per_run, int(room * executed / emitted)))
 
     @property
     def arrived_inside(self) -> tuple[int, int]:
@@ -128,8 +138,10 @@ class BoltExecutor(Executor[B]):
     def run(self) -> bool:
         if self._parcel is None and not self.inbox:
             return False  # before the other checks, because it is asked most often
-        if self.send_queues.held_back or not self._store_dead_letters_if_full():
+        room = self._room()
+        if room <= 0 or not self._store_dead_letters_if_full():
             return False
+        self._limit_calls(room)
         if self._parcel is None:
             parcel = self.inbox.take()
             if parcel is None:
@@ -329,7 +341,7 @@ class RichExecutor(BoltExecutor[RichBolt]):
             self._rows = HeldTuples(self._lineage, self.tracker).mark(self._tuples(columns, held=True)[0])
 
     def _work(self) -> int:
-        count = min(self._calls_per_run, self._left)
+        count = min(self._most_calls, self._left)
         chunk = islice(self._rows, count)
         execute = self.component.execute
         tup: Tuple | None = None

@@ -84,6 +84,14 @@ class SendQueue:
         return late or held.bytes >= self._limit
 
     @property
+    def slack(self) -> float:
+        """How many more tuples may wait before the queue is full; infinity while the rate is not limited."""
+        rate = self.limiter.rate
+        if math.isinf(rate) or math.isinf(self._longest_wait):
+            return math.inf
+        return max(0.0, rate * self._longest_wait - self._held.rows)
+
+    @property
     def frame_rows(self) -> float:
         """The maximum number of tuples that a frame should carry at the current rate."""
         rate = self.limiter.rate
@@ -165,6 +173,13 @@ class SendQueues:
             return inside
         rooms = [queue.room() for queue in self.queues]
         return min(inside, max(rooms) if self._patient else min(rooms))
+
+    def room_for_results(self) -> float:
+        """Number of tuples that a bolt may emit before a send queue is full; 0 if it must not run. What one pass
+        of a fast bolt emits would otherwise wait for many seconds in front of a slow one."""
+        if self.held_back:
+            return 0.0
+        return min((queue.slack for queue in self.queues), default=math.inf)
 
     def wait(self) -> float:
         """Seconds until a rate limiter permits more tuples; infinity if that depends on a message."""

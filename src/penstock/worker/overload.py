@@ -91,7 +91,7 @@ class OverloadDetectors:
         taken, flow = self._taken[task], self._settings.flow
         waiting = inbox.length + inbox.executing
         taken.observe(now, inbox.arrived - waiting, waiting)
-        service = taken.service.rate
+        service = taken.service.rate(now)
         capacity = flow.inbox_capacity
         if service is not None:
             capacity = min(capacity, max(_LEAST_CAPACITY, int(service * self._queue_time)))

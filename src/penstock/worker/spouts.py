@@ -55,6 +55,7 @@ class SpoutExecutor(Executor[BaseSpout]):
         self._done: list[Any] = []
         self._uncommitted: deque[tuple[int, list[Any]]] = deque()
         self._next: Callable[[], None]
+        self._batches: SpoutArrowCollector | None = None
         spout = type(self.component)
         self._has_ack = spout.ack is not BaseSpout.ack or spout.ack_many is not BaseSpout.ack_many
 
@@ -66,7 +67,7 @@ class SpoutExecutor(Executor[BaseSpout]):
             self._guard("open", spout.open, conf, self.context, tuples)
         else:
             assert isinstance(spout, BatchSpout)
-            batches = SpoutArrowCollector(self.context.component, self.outputs)
+            self._batches = batches = SpoutArrowCollector(self.context.component, self.outputs)
             self._next, self._done = spout.next_batch, batches.done
             self._guard("open", spout.open, conf, self.context, batches)
 
@@ -185,16 +186,19 @@ class SpoutExecutor(Executor[BaseSpout]):
 
     def _call_spout_of_streams(self, room: int) -> None:
         """As ``_call_spout``, for spouts of several streams and batch spouts."""
-        next_tuple, waiting = self._next, self.waiting
+        next_tuple, waiting, batches = self._next, self.waiting, self._batches
         rows = waiting()
         end = rows + room
+        if batches is not None:
+            batches.end = end
         while self._calls < self._calls_per_run:
             self._calls += 1
             next_tuple()
             after = waiting()
             if after == rows:
                 break
-            self._largest = max(self._largest, after - rows)
+            if batches is None or not batches.adapts:
+                self._largest = max(self._largest, after - rows)
             rows = after
             if rows + self._largest > end:
                 break
