@@ -55,6 +55,8 @@ OVERLOADED: tuple[Case, ...] = ((1, 1, 1), (1, 2, 1))
 """The cases in which *Lu 2020* found replays and an improvement of 17 %."""
 _SLICE = 0.004  # seconds of waiting that are saved up, because shorter sleeps are inexact
 _STEP = 0.5  # seconds between two points of a curve
+_SILENT = 1.0  # seconds without a change after which a total stands still: several intervals of reports
+_LOOK = 0.02  # seconds between two looks at the total, which changes a few times per second
 
 
 class Wait:
@@ -160,15 +162,35 @@ def _completed(system: str, case: Case, warm_up: int, seconds: int) -> Course:
 def watched(handle: Any, spout: str, warm_up: int, seconds: int) -> Course:
     """What the spout's tuples completed, from the end of the warm-up on."""
     bus, begun = handle.internals.bus, time.monotonic()
-    seen = [(0.0, 0)]
-    while seen[-1][0] < warm_up + seconds:
-        time.sleep(_STEP)
-        seen.append((time.monotonic() - begun, bus.totals()[spout].acked))
-    points = [(at, (acked - before) / (at - then)) for (then, before), (at, acked) in pairwise(seen)]
-    first = next(each for each in seen if each[0] >= warm_up)
-    rate = (seen[-1][1] - first[1]) / (seen[-1][0] - first[0])
-    failed = bus.totals()[spout].failed
-    return Course(rate, failed, [at for at, _ in points], [value for _, value in points])
+    seen, steps = [(0.0, 0)], [(0.0, 0)]
+    at = 0.0
+    while at < warm_up + seconds:
+        time.sleep(_LOOK)
+        at, acked = time.monotonic() - begun, bus.totals()[spout].acked
+        if acked != seen[-1][1]:
+            seen.append((at, acked))
+        if at >= steps[-1][0] + _STEP:
+            steps.append((at, acked))
+    points = [(at, (acked - before) / (at - then)) for (then, before), (at, acked) in pairwise(steps)]
+    return Course(
+        steady_rate(seen, warm_up, warm_up + seconds),
+        bus.totals()[spout].failed,
+        [at for at, _ in points],
+        [value for _, value in points],
+    )
+
+
+def steady_rate(seen: Sequence[tuple[float, int]], begin: float, end: float) -> float:
+    """The rate of a total between two times. ``seen``: ⟨time, total⟩ whenever it had changed, the first one at 0.
+    Workers report in intervals, so a steady rate is counted from the first report after ``begin`` to the last."""
+    inside = [each for each in seen if begin <= each[0] <= end]
+    before = [total for at, total in seen if at < begin][-1]
+    if not inside:
+        return 0.0
+    (first, least), (last, most) = inside[0], inside[-1]
+    if len(inside) > 1 and first - begin < _SILENT and end - last < _SILENT:
+        return (most - least) / (last - first)
+    return (most - before) / (end - begin)
 
 
 def _storm_completed(case: Case, warm_up: int, seconds: int) -> Course:

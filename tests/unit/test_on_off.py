@@ -12,6 +12,7 @@ from benchmarks.on_off import (
     Course,
     on_to_off,
     slow_word_count,
+    steady_rate,
 )
 from benchmarks.peers.bench import CASES
 from benchmarks.words import sentences
@@ -45,3 +46,16 @@ def test_the_ratio_where_nothing_is_completed_with_the_mechanisms_off():
     on = [Course(80.0, 0), Course(90.0, 0), Course(100.0, 0)]
     assert on_to_off(on, [Course(45.0, 9)] * 3) == pytest.approx(2.0)
     assert on_to_off(on, [Course(0.0, 9)] * 3) == 90.0
+
+
+def test_a_rate_is_counted_from_report_to_report():
+    """Between two looks at fixed times it would be 3 % too high or too low."""
+    reports = [(0.0, 0)] + [(0.3 * n + 0.11, 120 * n) for n in range(1, 60)]
+    assert steady_rate(reports, 5.0, 15.0) == pytest.approx(400)
+
+
+def test_a_rate_that_ends_or_begins_in_the_middle_is_that_of_the_whole_time():
+    ends = [(0.0, 0)] + [(0.3 * n, 120 * n) for n in range(1, 21)]
+    assert steady_rate(ends, 5.0, 15.0) == pytest.approx((2400 - 1920) / 10)
+    assert steady_rate(ends, 7.0, 15.0) == 0.0
+    assert steady_rate([(0.0, 0), (14.9, 100)], 5.0, 15.0) == pytest.approx(10)
