@@ -20,8 +20,8 @@ EXPERIMENTS = (
         "stopping spouts, on this engine; Storm beside it",
         ("penstock", "bench", "backpressure", "--only", "fig13"),
         quick_seconds=210,
-        full_seconds=540,
-        duration="per case and system 8 s of warm-up and 16 s; message time-out 5 s instead of 30 s, so that "
+        full_seconds=380,
+        duration="per case and system 7 s of warm-up and 14 s; message time-out 5 s instead of 30 s, so that "
         "several time-outs pass in a run. The paper repeats 50 times and does not state a duration",
         differences=(
             _SIX,
@@ -50,8 +50,8 @@ EXPERIMENTS = (
         "over time with the mechanisms on and off",
         ("penstock", "bench", "backpressure", "--only", "fig15"),
         quick_seconds=200,
-        full_seconds=270,
-        duration="8 s of warm-up and 24 s for each system; message time-out 5 s instead of 30 s. The paper "
+        full_seconds=200,
+        duration="8 s of warm-up and 16 s for each system; message time-out 5 s instead of 30 s. The paper "
         "repeats 50 "
         "times and does not state a duration",
         differences=(
@@ -71,8 +71,8 @@ EXPERIMENTS = (
         "The same results into a store that takes 50 ms for each write: latency over time, memory",
         ("penstock", "bench", "persistence", "--only", "sleep"),
         quick_seconds=150,
-        full_seconds=840,
-        duration="130 s for each case, as in the paper; 40 s for queues in Redis and memcached",
+        full_seconds=420,
+        duration="68 s for each case, 23 s for queues in Redis and memcached; the paper states no duration",
         differences=(
             _SIX,
             "a spout of 2,000 results per second in place of the word count from Kafka, so that every case has "
@@ -86,8 +86,8 @@ EXPERIMENTS = (
         "needs more",
         ("penstock", "bench", "persistence", "--only", "memory"),
         quick_seconds=80,
-        full_seconds=190,
-        duration="75 s for each case; 150 MB of growth end the process",
+        full_seconds=130,
+        duration="50 s for each case; 100 MB of growth end the process",
         differences=(_SIX,),
     ),
     Experiment(
@@ -97,8 +97,8 @@ EXPERIMENTS = (
         "rebalance",
         ("penstock", "bench", "replacement", "--only", "fig17"),
         quick_seconds=70,
-        full_seconds=600,
-        duration="150 s for each policy and for Storm: 65, 130 and 260 lines/s; 17 s in short form, without Storm",
+        full_seconds=330,
+        duration="100 s for each policy and for Storm: 65, 130 and 260 lines/s; 17 s in short form, without Storm",
         differences=(
             _SIX,
             "Storm is rebalanced by a script that knows the load; in the paper by hand at 40 and 90 s",
@@ -118,8 +118,8 @@ EXPERIMENTS = (
         "Replacement of a saturated topology, both policies, both guarantees",
         ("penstock", "bench", "replacement", "--only", "overload"),
         quick_seconds=100,
-        full_seconds=380,
-        duration="75 s for each policy and guarantee; no experiment in the paper",
+        full_seconds=280,
+        duration="60 s for each policy and guarantee; no experiment in the paper",
     ),
     Experiment(
         "lu-scaling-sim",

@@ -107,7 +107,7 @@ EXPERIMENTS = (
         "Delay that the load monitor adds to tuples, word count on Spark",
         ("penstock", "bench", "monitor", "--only", "delay"),
         quick_seconds=60,
-        full_seconds=240,
+        full_seconds=160,
         duration="15 to 25 s for each length of a load sample, after 8 s of warm-up",
         differences=("one machine of two cores, 300 lines per second",),
     ),
@@ -116,8 +116,9 @@ EXPERIMENTS = (
         "ERDM by itself on four nodes of half a core with links of 100 Mb/s, the four benchmarks",
         ("penstock", "bench", "energy", "--only", "auto"),
         quick_seconds=300,
-        full_seconds=1200,
-        duration="see the benchmark; four nodes in place of sixteen, all on one machine of two cores",
+        full_seconds=660,
+        duration="load samples of 6 s in place of 30 s; 25 s are measured with the default placement, after ERDM has "
+        "come to rest, and after 1.6 times the load has returned",
         differences=(
             "four nodes of half a core in place of sixteen with four cores",
             "power is computed by the model",

@@ -42,16 +42,17 @@ EXPERIMENTS = (
     ),
     Experiment(
         "sun-spark",
-        "Three branches of different speed on Spark: credit, static shares, migration",
+        "Three branches of different speed on Spark that compress packets: credit, static shares, migration",
         ("penstock", "bench", "migration", "--only", "spark", "--seed", SEED),
         first_seed=100,
         quick_seconds=120,
-        full_seconds=400,
+        full_seconds=280,
         duration="all packets of each size; packets have 10 KB in place of 1 MB, branches are ten times as fast "
         "in packets",
         differences=(
             "Penstock's credits, which are Flink's, on the same engine",
-            "branches wait for the time that a packet takes",
+            "branches compute for 40 % of the time that a packet takes and wait for the rest: three that only "
+            "compute need three cores",
         ),
     ),
     Experiment(
