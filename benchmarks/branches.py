@@ -45,8 +45,8 @@ HOT = 0.6  # share of a burst that goes to one randomly chosen branch; the other
 PAYLOAD = 10_000  # bytes of a packet; 1 MB in Sun 2022
 QUEUE = 40  # packets in a branch's queue
 COMPUTED = 0.4
-"""Share of a packet's time in which its branch computes: three busy branches then take 1.2 of two cores, and do not
-slow each other. For the rest of the time it waits, as a slower node would."""
+"""Share of a packet's time in which its branch computes: three busy branches then take 1.2 of two cores, and do
+not slow each other. For the rest of the time it waits, as a slower node would."""
 
 
 class Packets(BatchSpout):

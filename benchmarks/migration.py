@@ -40,8 +40,8 @@ def main(options: argparse.Namespace) -> int:
 
 
 def measure_spark(results: Results, options: argparse.Namespace) -> None:
-    """All sizes; the strategies take turns, each with the same packets. Static shares, which are not in *Sun 2022*,
-    table 2, only up to 1 GB."""
+    """All sizes; the strategies take turns, each with the same packets. Static shares, which are not in *Sun
+    2022*, table 2, only up to 1 GB."""
     sizes = {"500MB": 500} if options.quick else SIZES
     repeats, first = options.repeats or (1 if options.quick else 3), options.seed or 0
     for size, count in sizes.items():

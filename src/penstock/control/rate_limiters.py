@@ -131,8 +131,10 @@ class StepLimiter(RateLimiter):
     @property
     def _rate(self) -> float:
         initial = self.initial
+        if initial is None:
+            return math.inf
         most = max((requested for task, requested in self.steps.items() if task not in self.excluded), default=0)
-        return math.inf if initial is None or not most else initial / self._step**most
+        return initial / self._step**most if most else math.inf
 
     def _room(self, target: int, now: float) -> float:
         return min(self._pace.room(now), self._growth.room(now))

@@ -111,14 +111,14 @@ class BoltExecutor(Executor[B]):
     def _room(self) -> float:
         """How many tuples it may emit now: not more than may wait for slowed receivers."""
         room = self.send_queues.room_for_results()
-        return room if math.isinf(room) else room - self.waiting()
+        return room if room == math.inf else room - self.waiting()
 
-    def _limit_calls(self, room: float) -> None:
-        """Bound the calls of the next run by what they will emit, as far as is known from earlier ones."""
-        self._most_calls = self._calls_per_run
-        emitted, executed = self.stats.emitted + self.waiting(), self.stats.executed
-        if math.isfinite(room) and emitted:
-            self._most_calls = max(1, min(self._calls_per_run, int(room * executed / emitted)))
+    def _calls_within(self, room: float) -> int:
+        """The calls of the next run, which may emit ``room`` tuples, as far as is known from earlier ones."""
+        emitted = self.stats.emitted + self.waiting()
+        if not emitted:
+            return self._calls_per_run
+        return max(1, min(self._calls_per_run, int(room * self.stats.executed / emitted)))
 
     @property
     def arrived_inside(self) -> tuple[int, int]:
@@ -141,7 +141,7 @@ class BoltExecutor(Executor[B]):
         room = self._room()
         if room <= 0 or not self._store_dead_letters_if_full():
             return False
-        self._limit_calls(room)
+        self._most_calls = self._calls_per_run if room == math.inf else self._calls_within(room)
         if self._parcel is None:
             parcel = self.inbox.take()
             if parcel is None:

@@ -87,7 +87,7 @@ class SendQueue:
     def slack(self) -> float:
         """How many more tuples may wait before the queue is full; infinity while the rate is not limited."""
         rate = self.limiter.rate
-        if math.isinf(rate) or math.isinf(self._longest_wait):
+        if rate == math.inf or self._longest_wait == math.inf:
             return math.inf
         return max(0.0, rate * self._longest_wait - self._held.rows)
 
