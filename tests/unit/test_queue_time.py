@@ -11,7 +11,7 @@ from penstock.control.pace import GrowingPace, ServiceRate
 from penstock.control.signals import TaskMessage
 from penstock.plan.planner import make_plan
 from penstock.testing import LocalRunner
-from tests.consistency.flow_components import CLOCK, Branches, Worker, inbox_of
+from tests.consistency.flow_components import CLOCK, Branches, Worker, inbox_of, send_queue_of
 from tests.helpers import settings_with
 
 # ---- how fast a task is ------------------------------------------------------------------------------------
@@ -265,6 +265,34 @@ def test_a_fast_bolt_in_front_of_a_slow_one_executes_no_more_than_may_wait():
     (source,), (split,), (count,) = (runner.stats(each) for each in ("lines", "split", "count"))
     assert (source.timed_out, split.expired, count.expired) == (0, 0, 0)
     assert count.executed > 0.7 * 20.0 / 0.001
+
+
+@pytest.mark.parametrize("mode", ["step", "credit"])
+def test_the_siblings_of_a_slow_branch_keep_their_rate(mode):
+    """Behind a forward grouping a slow task slows only the one task that sends to it."""
+    builder = TopologyBuilder()
+    builder.set_spout("source", Branches(asks=False, a=1_000))
+    builder.set_bolt("first", Worker(), 2).shuffle_grouping("source", stream="a")
+    builder.set_bolt("second", SlowFirst(0.02), 2).forward_grouping("first")
+    settings = {"delivery": "at_least_once", "workers": 64, "flow": mode, "migration": False}
+    runner = LocalRunner(builder.build("t", settings_with(**settings)), clock=CLOCK)
+    plan = runner.plan
+    first, second = plan.tasks_of["first"], plan.tasks_of["second"]
+    assert [plan.senders_to(task) for task in second] == [(first[0],), (first[1],)]
+    assert [plan.receivers_of(task, "second") for task in first] == [(second[0],), (second[1],)]
+    assert plan.senders_to(first[0]) == plan.tasks_of["source"]
+    runner.run(5.0)
+    slow, fast = (send_queue_of(runner, "first", "second", index) for index in (0, 1))
+    assert (fast.held, fast.limiter.rate) == (0, math.inf)
+    assert fast.room() > 0
+    assert mode == "credit" or slow.limiter.rate < 100
+
+
+class SlowFirst(Worker):
+    """Only its first task takes time."""
+
+    def prepare(self, conf, context):
+        self._seconds *= context.index == 0
 
 
 def test_a_fast_task_keeps_its_inbox():

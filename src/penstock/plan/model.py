@@ -232,6 +232,29 @@ class Plan:
             return tuple(target for target in targets if self.routes.worker_of[target] == worker)
         return targets
 
+    def receivers_of(self, task: int, component: str) -> tuple[int, ...]:
+        """The tasks of a component to which a task may send frames."""
+        targets = self.tasks_of[component]
+        if self._only_forward(self.task[task].component, component):
+            return (targets[self.task[task].index % len(targets)],)
+        return targets
+
+    def senders_to(self, task: int) -> tuple[int, ...]:
+        """The tasks that may send frames to a task."""
+        component, index = self.task[task].component, self.task[task].index
+        count = len(self.tasks_of[component])
+        return tuple(
+            sender
+            for source in self.upstream_of[component]
+            for sender in self.tasks_of[source]
+            if self.task[sender].index % count == index or not self._only_forward(source, component)
+        )
+
+    def _only_forward(self, source: str, target: str) -> bool:
+        """True if each task of ``source`` sends to one task of ``target``."""
+        edges = [edge for edge in self.edges_to(target) if self.source_of(edge) == source and not edge.fused]
+        return all(type(edge.grouping) is Forward for edge in edges)
+
     @cached_property
     def group_of(self) -> dict[str, FusedGroup]:
         """The fused group of each component."""

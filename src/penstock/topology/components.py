@@ -220,9 +220,7 @@ class BatchSpoutCollector(Protocol):
         """As ``SpoutCollector.ready``."""
 
     def room(self, stream: str = DEFAULT_STREAM) -> int:
-        """Return how many tuples the spout may emit now: they are sent at once, and neither its rate limit nor
-        ``max_spout_pending`` is exceeded. A spout that asks before each batch emits steadily; one that does not is
-        stopped after a batch that was too large."""
+        """Return how many tuples the spout may emit now: within its limits, and at once."""
 
 
 class Component(ABC):

@@ -108,18 +108,6 @@ class BoltExecutor(Executor[B]):
         """True if there is work, and flow control and the dead letter store accept its results."""
         return self.busy and self._room() > 0 and (self.dead_letters is None or not self.dead_letters.waits)
 
-    def _room(self) -> float:
-        """How many tuples it may emit now: not more than may wait for slowed receivers."""
-        room = self.send_queues.room_for_results()
-        return room if room == math.inf else room - self.waiting()
-
-    def _calls_within(self, room: float) -> int:
-        """The calls of the next run, which may emit ``room`` tuples, as far as is known from earlier ones."""
-        emitted = self.stats.emitted + self.waiting()
-        if not emitted:
-            return self._calls_per_run
-        return max(1, min(self._calls_per_run, int(room * self.stats.executed / emitted)))
-
     @property
     def arrived_inside(self) -> tuple[int, int]:
         """Tuples and bytes that have entered the task's inbox, here and before the task moved to this process."""

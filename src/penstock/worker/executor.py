@@ -6,6 +6,7 @@ its other tasks. The executor estimates the number of calls that fit from the du
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
@@ -141,6 +142,18 @@ class Executor(ABC, Generic[C]):
         """Adjust the number of calls in one ``run``."""
         fitting = int(calls * QUANTUM / seconds) if seconds > 0 else _MOST_CALLS
         self._calls_per_run = max(1, min(_MOST_CALLS, fitting, self._calls_per_run * 4))
+
+    def _room(self) -> float:
+        """How many tuples it may emit now: not more than may wait for slowed receivers."""
+        room = self.send_queues.room_for_results()
+        return room if room == math.inf else room - self.waiting()
+
+    def _calls_within(self, room: float) -> int:
+        """The calls of the next run, which may emit ``room`` tuples, as far as is known from earlier ones."""
+        emitted = self.stats.emitted + self.waiting()
+        if not emitted:
+            return self._calls_per_run
+        return max(1, min(self._calls_per_run, int(room * self.stats.executed / emitted)))
 
     @staticmethod
     def _raise(error: Exception) -> None:

@@ -214,13 +214,15 @@ class FlowControl:
         queues: dict[str, SendQueue] = {}
         for target in plan.downstream_of[component]:
             limiter = task_limiter if stops_spouts else make_limiter(flow.mode, flow.step_factor)
-            targets = plan.tasks_of[target]
+            receivers = plan.receivers_of(task, target)
             queues[target] = SendQueue(
-                target, targets, limiter, flow.overflow_bytes, self._longest_wait, self._dispatch, self._clock
+                target, receivers, limiter, flow.overflow_bytes, self._longest_wait, self._dispatch, self._clock
             )
         self._task_limiters[task] = task_limiter
         self._queues[task] = queues
-        self._queue_of[task] = {target: queue for queue in queues.values() for target in queue.targets}
+        self._queue_of[task] = {
+            target: queue for component, queue in queues.items() for target in plan.tasks_of[component]
+        }
 
     def send_queues(self, task: int, fused: Sequence[Inbox]) -> SendQueues:
         """The ways by which a task sends tuples. ``fused``: the inboxes of the tasks in this worker to which it

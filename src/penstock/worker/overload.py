@@ -46,14 +46,14 @@ class OverloadDetectors:
         self._observing = threading.Lock()
         self._stopped = False
         """True: another process continues from the handover state, so this one must not send signals."""
-        made = {task: self._make(plan.task[task].component) for task in inboxes}
+        made = {task: self._make(task) for task in inboxes}
         self._detectors = {task: detector for task, detector in made.items() if detector is not None}
 
-    def _make(self, component: str) -> OverloadDetector | None:
+    def _make(self, task: int) -> OverloadDetector | None:
         plan, flow = self._plan, self._settings.flow
-        if not plan.upstream_of[component]:
+        upstream = plan.senders_to(task)
+        if not upstream:
             return None
-        upstream = [each for source in plan.upstream_of[component] for each in plan.tasks_of[source]]
         spouts = [each for source in plan.spouts for each in plan.tasks_of[source]]
         return make_detector(flow.mode, upstream, spouts, flow.inbox_capacity, flow.load_factor, flow.step_factor)
 
