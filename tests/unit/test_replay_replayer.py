@@ -190,10 +190,10 @@ class WaitingEden(QueueEden):
 
     def open(self, conf, context):
         super().open(conf, context)
-        self.waits, self.arrived = 0, threading.Event()
+        self.waits, self.arrived = threading.Event(), threading.Event()
 
     def wait(self, seconds):
-        self.waits += 1
+        self.waits.set()
         self.arrived.wait(seconds)
         self.arrived.clear()
         return True
@@ -211,7 +211,7 @@ def test_a_source_that_can_wait_is_read_when_something_has_arrived(bench, monkey
         assert woken.wait(DEADLINE), "the task's thread is told"
         woken.clear()
         assert [entry.record.payload for entry in bench.take(1)] == [(number,)]
-    assert bench.eden.waits
+    assert bench.eden.waits.wait(DEADLINE), "now that everything is read"
     bench.eden.arrived.set()
     bench.replayer.close()
 
