@@ -142,7 +142,7 @@ def bars(results: Results, found: Mapping[str, Sequence[Found]]) -> None:
     every = [each for those in found.values() for each in those]
     rate, saved = ({n: median([of(each) for each in f]) for n, f in found.items()} for of in (_rate, _saved))
     note = f"the least of {len(found)} benchmarks"
-    results.bar("erdm.auto.rate", round(min(rate.values()), 2), f"× default, {note}; the load is given")
+    results.bar("erdm.auto.rate", min(rate.values()), f"× default, {note}; the load is given")
     results.bar(
         "erdm.auto.energy", min(saved.values()), f"% below default per tuple, modelled, {note} (Pu 2021: 27.3)"
     )

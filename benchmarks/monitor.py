@@ -34,6 +34,8 @@ WINDOWS = (10.0, 20.0, 30.0, 40.0, 50.0)  # seconds; those of Pu 2021
 NODES = 16
 LINK = 12.5e6  # bytes per second: the 100 Mb/s of Pu 2021
 DELAY_RATE = 300.0  # lines per second for the delay, so that the machine is mostly idle
+WITHOUT = 15.0  # seconds that are measured without the monitor, and at least with it
+LONGER = 1.2  # times the length of a load sample is measured, so that one ends meanwhile
 
 
 class Forward(CaptureBolt):
@@ -177,13 +179,14 @@ def measure_frame(results: Results, options: argparse.Namespace) -> None:
 
 def measure_delay(results: Results, options: argparse.Namespace) -> None:
     """Additional latency on Spark: the word count at a steady rate without the monitor and with load samples of 10
-    to 50 s, by turns. p50 from emission to ack, as the mean of values taken every second."""
+    to 50 s that are stored in SQLite, by turns. p50 from emission to ack, as the mean of values taken every
+    second."""
     turns = options.repeats or (1 if options.quick else 3)
-    windows = (30.0,) if options.quick else WINDOWS
+    windows = WINDOWS[:1] if options.quick else WINDOWS
     found: dict[float, list[float]] = {window: [] for window in (0.0, *windows)}
     for turn in range(turns):
         for window in found:
-            found[window].append(_p50(window, 5.0 if options.quick else max(15.0, window / 2)))
+            found[window].append(_p50(window, measured_seconds(window)))
             say(f"  {turn + 1} of {turns}, load samples of {window:g} s: {1e3 * found[window][-1]:.2f} ms")
     off = median(found[0.0])
     for window, seen in found.items():
@@ -194,12 +197,24 @@ def measure_delay(results: Results, options: argparse.Namespace) -> None:
             results.bar(f"monitor.delay_ms.{window:g}", added, "ms more at p50 than without the monitor")
 
 
-def _p50(window: float, seconds: float) -> float:
-    settings = {"monitor": "memory", "monitor.interval": window} if window else {"monitor": "off"}
+def measured_seconds(window: float) -> float:
+    """How long the delay is measured with load samples of this length; 0: without the monitor."""
+    return max(WITHOUT, LONGER * window)
+
+
+def delayed_topology(window: float, folder: Path) -> Topology:
+    """The word count with the load monitor, which stores its samples in this folder; 0: without the monitor."""
+    stored = {"monitor": str(folder / "load.sqlite"), "monitor.interval": window}
     topology = word_count(LAPTOP, DELAY_RATE)
-    topology = replace(topology, settings=topology.settings.with_values(settings))
+    return replace(topology, settings=topology.settings.with_values(stored if window else {"monitor": "off"}))
+
+
+def _p50(window: float, seconds: float) -> float:
     seen = []
-    with running(topology) as handle:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-monitor-") as folder,
+        running(delayed_topology(window, Path(folder))) as handle,
+    ):
         time.sleep(8.0)  # until the code is warm
         for _ in range(round(seconds)):
             time.sleep(1.0)

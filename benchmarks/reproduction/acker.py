@@ -15,18 +15,23 @@ from penstock.acking.lineage import Entries
 
 EDGES = (1, 10, 100)
 """Tuples that stem from each root."""
+PENDING = 50_000
+"""Open roots of a spout task that works at its limit: the default of ``delivery.max_spout_pending``."""
 _KEY = 12345
 
 
 def measure_acker(results: Results, options: argparse.Namespace) -> None:
-    """Fill the acker with open roots and measure its memory; then ack all of them."""
-    roots = 1 << (16 if options.quick else 20)
+    """Fill the acker with open roots and measure its memory; then ack all of them. The capacity of a ring is a
+    power of two: one number of roots fills it exactly, the other is that of a spout at its limit."""
+    full = 1 << (16 if options.quick else 20)
     for edges in EDGES[:2] if options.quick else EDGES:
-        size, open_roots = bytes_per_root(roots, edges, options.seed)
-        results.row(roots=roots, **{"tuples of a root": edges, "bytes a root": size, "left open": open_roots})
-        results.bar(
-            f"acker.bytes_per_root.{edges}", size, f"bytes a root, {edges} tuples of each, {roots:,} roots"
-        )
+        open_roots = 0
+        for name, roots in (("", full), (f"_of_{PENDING}", PENDING)):
+            size, left = bytes_per_root(roots, edges, options.seed)
+            open_roots += left
+            results.row(roots=roots, **{"tuples of a root": edges, "bytes a root": size, "left open": left})
+            unit = f"bytes a root, {edges} tuples of each, {roots:,} roots"
+            results.bar(f"acker.bytes_per_root{name}.{edges}", size, unit)
         results.bar(f"acker.left_open.{edges}", open_roots, "roots left open after all their tuples were acked")
 
 

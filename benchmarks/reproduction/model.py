@@ -13,7 +13,9 @@ Content = Mapping[str, Any]
 """What a benchmark writes with ``--json``."""
 SEED, TEXT = "{seed}", "{text}"
 FULL_REPEATS = 5
-"""Repeats of an experiment in full, at least."""
+"""Repeats of an experiment in full."""
+EQUAL_WITHIN = 0.05
+"""Relative difference to the paper's value up to which a value counts as equal, unless it says otherwise."""
 
 
 def bars(content: Content) -> dict[str, float]:
@@ -80,14 +82,14 @@ class Value:
     paper: float | tuple[float, float] | None = None
     """The paper's value, or the range it states; None: the paper states none."""
     better: Better = "higher"
-    equal: float = 0.05
+    equal: float = EQUAL_WITHIN
     """Relative difference to the paper's value up to which a value counts as equal."""
     slack: float = 0.0
     """The same in the value's unit, for values that may be 0."""
     bar: float | None = None
     """The value that this project wants to reach, in the direction of ``better``."""
     differs: str = ""
-    """Why the comparison with the paper's value is not applicable; "": it is."""
+    """Why the comparison with the paper's value is not applicable; "": it is applicable."""
 
 
 @dataclass(frozen=True)

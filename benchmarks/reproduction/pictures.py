@@ -59,7 +59,7 @@ def _draw(findings: Findings, exhibit: Exhibit, picture: Picture, path: Path) ->
         figure.set_figheight(max(_HEIGHT, _ROW * len(shown)))
         _draw_bars(axes, shown)
         axes.set(xlabel=picture.y)
-    mode = mode_of([r for id in exhibit.experiments for r in findings.repeats[id]])
+    mode = mode_of([repeat for value in exhibit.values for repeat in findings.measuring(value)])
     axes.set(title=f"{exhibit.paper}, {exhibit.number}{mode}")
     if picture.logarithmic:
         axes.set_yscale("log")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.reproduction.model import SEED, TEXT, Exhibit, Experiment, Value
 from benchmarks.reproduction.store import Repeat
-from benchmarks.reproduction.verdict import Compared, compare, summary
+from benchmarks.reproduction.verdict import BETTER, EQUAL, WORSE, Compared, compare, summary, tolerance
 
 INTRODUCTION = """\
 # The papers, reproduced
@@ -21,13 +21,15 @@ Every table, figure, algorithm and equation of [the four papers](reference/paper
 
 - **Ours** is the median of the repeats, with the lowest and the highest in brackets. **Ratio** is ours divided by
   the paper's.
-- **Verdict**: *equal* if the median is within 5 % of the paper's value (or within what the registry of the
-  experiments says), otherwise *better* or *worse* in the direction that counts. It compares values only: the
-  papers ran on clusters of six to nineteen machines, ours on one machine of two cores. So ratios within one
-  machine (with a mechanism and without it, Penstock beside Storm) say more than absolute rates. *Not applicable*
-  comes with the reason.
-- **In full** means the papers' durations, or what *duration* says, and at least five repeats. **Quick** means
-  short runs, which show that everything works and little more. **Not run** means that there is no result yet.
+- **Verdict**: *equal* if the median is within 5 % of the paper's value, or within the tolerance printed beside the
+  verdict; otherwise *better* or *worse* in the direction that counts. *Not applicable* comes with the reason; an
+  input of our set-up, which was chosen to have the paper's value, is not applicable. The verdict compares values
+  only: *Lu 2020* and *Pu 2021* ran on clusters of six and nineteen machines, *Sun 2022* in a network simulator;
+  ours ran on one machine of two cores or, where it says so, in a simulator. So ratios within one machine (with a
+  mechanism and without it, Penstock beside Storm) say more than absolute rates.
+- **In full** means what *duration* says, five times (once if the result is always the same); *n of 5* means that
+  repeats are missing. **Quick** means short runs, which show that everything works and little more. **Not run**
+  means that there is no result yet.
 - The papers print curves without data. Dashed lines and crosses in our pictures are the values that their texts
   state.
 """
@@ -45,11 +47,13 @@ class Findings:
     def compared(self, exhibit: Exhibit) -> list[Compared]:
         """Each value of an exhibit beside the paper's."""
         return [
-            compare(
-                value, [r.values[value.name] for r in self.repeats[value.experiment] if value.name in r.values]
-            )
+            compare(value, [repeat.values[value.name] for repeat in self.measuring(value)])
             for value in exhibit.values
         ]
+
+    def measuring(self, value: Value) -> list[Repeat]:
+        """The repeats that gave this value. A short run may measure only some values of its experiment."""
+        return [repeat for repeat in self.repeats[value.experiment] if value.name in repeat.values]
 
     @property
     def measured(self) -> list[Exhibit]:
@@ -91,7 +95,7 @@ def _linked(exhibit: Exhibit) -> str:
 def _here(findings: Findings, exhibit: Exhibit) -> str:
     parts = []
     if exhibit.values:
-        mode = mode_of([r for id in exhibit.experiments for r in findings.repeats[id]])
+        mode = mode_of([repeat for value in exhibit.values for repeat in findings.measuring(value)])
         parts.append(f"**{summary(findings.compared(exhibit))}**{mode}")
     if exhibit.code:
         parts.append("code: " + ", ".join(f"`{_short(path)}`" for path in exhibit.code))
@@ -135,10 +139,10 @@ def _bars(findings: Findings) -> list[str]:
             if each.value.bar is not None:
                 sign = "≤" if each.value.better == "lower" else "≥"
                 reached = {None: "not run", True: "yes", False: "**no**"}[each.met]
-                repeats = findings.repeats[each.value.experiment]
+                mode = mode_of(findings.measuring(each.value))
                 what = f"[{exhibit.paper}, {exhibit.number}](#{anchor(exhibit)}): {each.value.label}"
                 wanted = f"{sign} {number(each.value.bar)} {each.value.unit}"
-                lines.append(_row(what, wanted, _ours(each), reached + mode_of(repeats)))
+                lines.append(_row(what, wanted, _ours(each), reached + mode))
     return lines
 
 
@@ -149,11 +153,8 @@ def _exhibit(findings: Findings, exhibit: Exhibit, picture: str | None) -> list[
     lines = ["", f"### {exhibit.paper}, {exhibit.number}", "", f"{exhibit.title}."]
     lines += ["", "| value | paper | ours | ratio | verdict |", "|---|---|---|---|---|"]
     for each in findings.compared(exhibit):
-        verdict = f"**{each.verdict}**" + (
-            f": {each.value.differs}" if each.value.differs and each.repeats else ""
-        )
-        ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
-        lines.append(_row(_labelled(each.value), _paper(each), _ours(each), ratio, verdict))
+        ratio = "" if each.ratio is None else number(each.ratio)
+        lines.append(_row(_labelled(each.value), _paper(each), _ours(each), ratio, _verdict(each)))
     if exhibit.note:
         lines += ["", exhibit.note]
     runs = [_run_line(findings.experiments[id], findings.repeats[id]) for id in exhibit.experiments]
@@ -168,10 +169,11 @@ def _run_line(experiment: Experiment, repeats: Sequence[Repeat]) -> str:
     if not repeats:
         return f"{link}: **not run**; `penstock reproduce --only {experiment.id}`"
     kind = "quick" if repeats[0].quick else "in full"
-    count = f"{len(repeats)} repeat{'s' if len(repeats) > 1 else ''}"
     wanted = experiment.repeats(repeats[0].quick)
     if len(repeats) < wanted:
-        count += f" of {wanted}"
+        count = f"{len(repeats)} of {wanted} repeats"
+    else:
+        count = f"{len(repeats)} repeat{'s' if len(repeats) > 1 else ''}"
     dates = sorted({each.date for each in repeats})
     return f"{link}: {kind}, {count}, {dates[0]}" + (f" to {dates[-1]}" if len(dates) > 1 else "")
 
@@ -224,6 +226,15 @@ def _paper(compared: Compared) -> str:
     if paper is None:
         return ""
     return f"{number(paper[0])} to {number(paper[1])}" if isinstance(paper, tuple) else number(paper)
+
+
+def _verdict(compared: Compared) -> str:
+    """The verdict, with the reason why it is not applicable, or the tolerance if it is not the usual one."""
+    verdict, value = f"**{compared.verdict}**", compared.value
+    if value.differs and compared.repeats:
+        return f"{verdict}: {value.differs}"
+    said = tolerance(value) if compared.verdict in (BETTER, EQUAL, WORSE) else ""
+    return f"{verdict} ({said})" if said else verdict
 
 
 def _ours(compared: Compared) -> str:

@@ -3,6 +3,7 @@ their sections."""
 
 from __future__ import annotations
 
+from benchmarks.reproduction.acker import EDGES, PENDING
 from benchmarks.reproduction.groupings import TASKS
 from benchmarks.reproduction.model import SEED, Exhibit, Experiment, Value
 
@@ -20,12 +21,13 @@ EXPERIMENTS = (
     ),
     Experiment(
         "storm-acker",
-        "The acker with a million open roots",
+        "The acker with 1,048,576 open roots, which fill its ring, and with 50,000",
         ("python", "-m", "benchmarks.reproduction.measure", "acker", "--seed", SEED),
         quick_seconds=2,
         full_seconds=10,
         duration="1, 10 and 100 tuples for each root",
         spark=False,
+        version=2,
     ),
     Experiment(
         "storm-ackers",
@@ -53,7 +55,7 @@ EXHIBITS = (
         "Nimbus, supervisors, ZooKeeper, workers",
         code=("src/penstock/driver/supervisor.py", "src/penstock/worker/worker.py"),
         tests=("tests/unit/test_lifecycle.py", "tests/unit/test_worker.py"),
-        note="driver and workers; Spark starts processes",
+        note="The driver is Nimbus, workers are workers; Spark starts the processes.",
     ),
     Exhibit(
         "storm-task",
@@ -160,7 +162,7 @@ EXHIBITS = (
         "Parallelism: threads and tasks",
         code=("src/penstock/plan/planner.py",),
         tests=("tests/property/test_plan.py",),
-        note="a task is an executor; several executors share a worker",
+        note="by default an executor runs one task; several executors share a worker",
     ),
     Exhibit(
         "storm-tree",
@@ -205,13 +207,24 @@ EXHIBITS = (
                 Value(
                     "storm-acker",
                     f"acker.bytes_per_root.{edges}",
-                    f"bytes a root with {edges} tuple{'s' * (edges > 1)}",
+                    f"bytes a root with {edges} tuple{'s' * (edges > 1)}, in a full ring",
                     "bytes",
                     20.0,
                     "lower",
                     bar=20,
                 )
-                for edges in (1, 10, 100)
+                for edges in EDGES
+            ),
+            *(
+                Value(
+                    "storm-acker",
+                    f"acker.bytes_per_root_of_{PENDING}.{edges}",
+                    f"bytes a root with {edges} tuple{'s' * (edges > 1)}, {PENDING:,} open roots",
+                    "bytes",
+                    20.0,
+                    "lower",
+                )
+                for edges in EDGES
             ),
             *(
                 Value(
@@ -223,12 +236,21 @@ EXHIBITS = (
                     "lower",
                     equal=0.0,
                 )
-                for edges in (1, 10, 100)
+                for edges in EDGES
             ),
-            Value("storm-ackers", "ackers.scale", "four ackers / one, where one is saturated", "×", None, bar=2.5),
+            Value(
+                "storm-ackers",
+                "ackers.scale",
+                "roots per CPU second of the busiest acker, four ackers / one",
+                "×",
+                None,
+                bar=2.5,
+            ),
         ),
         code=("src/penstock/acking/ledger.py",),
         tests=("tests/unit/test_acking.py",),
+        note=f"17 bytes in a full ring; 22 with {PENDING:,} open roots, the default of "
+        "`delivery.max_spout_pending`, because the capacity of a ring is a power of two.",
     ),
     Exhibit(
         "storm-once",

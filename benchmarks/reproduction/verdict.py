@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.reproduction.model import Value
+from benchmarks.reproduction.model import EQUAL_WITHIN, Value
 
 BETTER, EQUAL, WORSE = "better", "equal", "worse"
 NOT_RUN, NOT_APPLICABLE, NO_FIGURE = "not run", "not applicable", "no value in the paper"
@@ -60,6 +60,18 @@ def _verdict(value: Value, ours: float) -> str:
         return WORSE
     above = ours > high
     return BETTER if above == (value.better == "higher") else WORSE
+
+
+def tolerance(value: Value) -> str:
+    """How far from the paper's value a value counts as equal: ``± 10 %``, ``± 2 s``; "" if it is the usual share,
+    or a share of 0."""
+    if value.paper is None:
+        return ""
+    most = max(map(abs, value.paper)) if isinstance(value.paper, tuple) else abs(value.paper)
+    if value.slack > value.equal * most:
+        unit = value.unit if value.unit != "%" else "point" if value.slack == 1 else "points"
+        return f"± {value.slack:g} {unit}".rstrip()
+    return "" if value.equal == EQUAL_WITHIN or not most else f"± {100 * value.equal:g} %"
 
 
 def _ratio(value: Value, ours: float) -> float | None:

@@ -4,6 +4,7 @@ import argparse
 
 from benchmarks import monitor
 from benchmarks.harness import Results
+from benchmarks.reproduction.registry import EXPERIMENTS
 
 
 def test_it_measures_what_pu_2021_has_in_table_4():
@@ -24,3 +25,12 @@ def test_it_measures_what_pu_2021_has_in_table_4():
         "monitor.driver_cpu",
         "monitor.frame_ns",
     ]
+
+
+def test_the_delay_is_measured_until_a_load_sample_has_ended_and_is_stored(tmp_path):
+    seconds = [monitor.measured_seconds(window) for window in monitor.WINDOWS]
+    assert all(measured > window for measured, window in zip(seconds, monitor.WINDOWS, strict=True))
+    assert ", ".join(f"{each:g}" for each in seconds[:-1]) in EXPERIMENTS["pu-delay"].duration
+    settings = monitor.delayed_topology(10.0, tmp_path).settings.monitor
+    assert (settings.store, settings.interval) == (str(tmp_path / "load.sqlite"), 10.0)
+    assert monitor.delayed_topology(0.0, tmp_path).settings.monitor.store == "off"

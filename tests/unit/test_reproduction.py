@@ -22,7 +22,7 @@ from benchmarks.reproduction.registry import EXHIBITS, EXPERIMENTS
 from benchmarks.reproduction.report import Findings, anchor, number, page
 from benchmarks.reproduction.runner import duration, estimate, outstanding
 from benchmarks.reproduction.store import MOST_POINTS, Repeat, Store, thinned
-from benchmarks.reproduction.verdict import compare, summary
+from benchmarks.reproduction.verdict import compare, summary, tolerance
 from penstock.cli.reproduce import add_parser
 from penstock.errors import EnvironmentFault, LoadError
 
@@ -204,6 +204,25 @@ def test_a_value_that_may_be_0_has_a_tolerance_in_its_unit():
     assert [compare(value, [ours]).verdict for ours in (0.9, 1.1, -2.0)] == ["equal", "worse", "better"]
 
 
+def test_a_tolerance_is_printed_if_it_is_not_the_usual_one():
+    values = [
+        Value("x", "v", "v", "s", 10.0),
+        Value("x", "v", "v", "s", 10.0, equal=0.1),
+        Value("x", "v", "v", "keys", 10.0, equal=0.0),
+        Value("x", "v", "v", "%", 2.0, slack=0.5),
+        Value("x", "v", "v", "%", 2.0, slack=1.0),
+        Value("x", "v", "v", "s", 10.0, slack=1.0),
+        Value("x", "v", "v", "", (0.0, 10.0), slack=2.0),
+        Value("x", "v", "v", "keys", 0.0, equal=0.0),
+        Value("x", "v", "v", "%", 20.0, slack=0.5),
+        Value("x", "v", "v", "%", None, equal=0.1),
+    ]
+    assert [tolerance(each) for each in values] == [
+        *("", "± 10 %", "± 0 %", "± 0.5 points", "± 1 point", "± 1 s", "± 2"),
+        *("", "", ""),
+    ]
+
+
 def test_median_spread_and_ratio():
     found = compare(Value("x", "v", "v", "s", 10.0, "lower", bar=6.0), [7.0, 5.0, 6.0])
     assert (found.ours, found.low, found.high, found.repeats) == (6.0, 5.0, 7.0, 3)
@@ -356,6 +375,7 @@ SHOWN = Exhibit(
     (
         Value("tiny", "v", "speed", "m/s", 10.0, bar=11.0),
         Value("tiny", "w", "weight", "kg", 10.0, differs="on the moon"),
+        Value("tiny", "l", "length", "m", 10.0, "lower", equal=0.1),
     ),
 )
 
@@ -365,21 +385,31 @@ def shown(repeats):
 
 
 def test_the_page_of_results():
-    text = shown([repeat(TINY, 1, v=20.0, w=1.0), repeat(TINY, 2, v=22.0, w=1.0), repeat(TINY, 3, v=30.0, w=1.0)])
-    assert "| speed, m/s | 10 | 22 (20 to 30) | 2.20 | **better** |" in text
-    assert "| weight, kg | 10 | 1 (1 to 1) | 0.10 | **not applicable**: on the moon |" in text
-    assert "in full, 3 repeats of 5, 2026-01-01" in text
+    text = shown([repeat(TINY, n, v=v, w=0.01, l=11.0) for n, v in ((1, 20.0), (2, 22.0), (3, 30.0))])
+    assert "| speed, m/s | 10 | 22 (20 to 30) | 2.2 | **better** |" in text
+    assert "| weight, kg | 10 | 0.01 (0.01 to 0.01) | 0.001 | **not applicable**: on the moon |" in text
+    assert "| length, m | 10 | 11 (11 to 11) | 1.1 | **equal** (± 10 %) |" in text
+    assert "in full, 3 of 5 repeats, 2026-01-01" in text
     assert "| ≥ 11 m/s | 22 (20 to 30) | yes |" in text
-    assert "| [figure 1](#lu-2020-figure-1) | A title | **1 better, 1 not applicable** |" in text
+    assert "| [figure 1](#lu-2020-figure-1) | A title | **1 better, 1 equal, 1 not applicable** |" in text
     assert "![Lu 2020, figure 1](figures/x.png)" in text
     assert "`python -m tiny --seed SEED`" in text
 
 
 def test_what_is_quick_or_not_run_says_so():
-    assert "**1 better, 1 not applicable** (quick)" in shown([repeat(TINY, 1, quick=True, v=20.0, w=1.0)])
+    quick = repeat(TINY, 1, quick=True, v=20.0, w=1.0, l=10.0)
+    assert "**1 better, 1 equal, 1 not applicable** (quick)" in shown([quick])
+    assert "quick, 1 repeat, 2026-01-01" in shown([quick])
     text = shown([])
     assert "| **not run** |" in text
     assert "**not run**; `penstock reproduce --only tiny`" in text
+
+
+def test_a_short_run_that_did_not_measure_an_exhibit_does_not_make_it_quick():
+    """A short run may measure only some values of its experiment."""
+    text = shown([repeat(TINY, 1, quick=True, other=1.0)])
+    assert "| A title | **not run** |" in text
+    assert "| ≥ 11 m/s |  | not run |" in text
 
 
 def test_numbers_of_the_page():

@@ -11,7 +11,8 @@ machine such streams never leave it, so there would be nothing to save.)
 
 So here each executor receives from one executor. Two more choices make the paper's number of released machines
 possible, each at an end of the ranges that the paper states: machines are used to 70 % before (figure 8: 50 to
-70 %), Sol's to 65 % as its messages require; and ERDM fills machines to 85 % (figure 9: 80 to 100 %).
+70 %), Sol's to 65 % as its messages require; and ERDM may fill machines to 85 %, so that their mean afterwards is
+a little below the 80 to 100 % of figure 9.
 """
 
 from __future__ import annotations
