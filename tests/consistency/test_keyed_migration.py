@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from penstock import Reduce, Spout, TopologyBuilder
-from penstock.aggregates import Count, Distinct, KeyedAggregate, Mean, MergeBolt, Sum
+from penstock.aggregates import Count, Distinct, KeyedAggregate, Mean, MergeBolt, Min, Sum, TopK
 from penstock.columns import to_column
 from penstock.state.values import TaskState
 from penstock.testing import CaptureBolt, LocalRunner
@@ -386,6 +386,30 @@ def test_a_batch_whose_merge_fails_changes_no_state():
     assert dict(bolt.states) == {"a": [1], "b": [1]}
     execute(("a", 2), ("b", 2))
     assert {key: sorted(state) for key, state in bolt.states.items()} == {"a": [1, 2], "b": [1, 2]}
+
+
+def test_a_failed_batch_of_partials_is_counted_once():
+    """The partial of a merge that comes first must not be changed in place: the batch comes again."""
+    bolt = MergeBolt(["key"], {"top": TopK("page", 3), "users": Distinct("user"), "least": Min("value")})
+    bolt.prepare({}, Context("t", "total", 1, 0, {"total": (1,)}))
+    collector = SimpleNamespace(emit_batch=lambda columns: None)
+
+    def execute(least):
+        values = {"key": ["a"], "top": [{"home": 1}], "users": [{"ann"}], "least": [least]}
+        columns = {name: to_column(column, None) for name, column in values.items()}
+        bolt.execute_batch(pa.RecordBatch.from_pydict(columns), Source("parts", "default", 0), collector)
+
+    execute(5)
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            execute("text")
+    assert {name: dict(state) for name, state in bolt.partials.items()} == {
+        "top": {"a": {"home": 1}},
+        "users": {"a": {"ann"}},
+        "least": {"a": 5},
+    }
+    execute(3)
+    assert (bolt.partials["top"]["a"], bolt.partials["least"]["a"]) == ({"home": 2}, 3)
 
 
 class Checked(Lists):

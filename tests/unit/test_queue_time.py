@@ -11,6 +11,7 @@ from penstock.control.pace import GrowingPace, ServiceRate
 from penstock.control.signals import TaskMessage
 from penstock.plan.planner import make_plan
 from penstock.testing import LocalRunner
+from penstock.worker.flow_control import LEAST_ROWS
 from tests.consistency.flow_components import CLOCK, Branches, Worker, inbox_of, send_queue_of
 from tests.helpers import settings_with
 
@@ -145,6 +146,21 @@ def test_a_cancel_takes_back_all_steps_that_the_task_does_not_need():
     detector.validate()
 
 
+def test_a_task_that_stood_still_for_long_asks_for_the_most_steps():
+    """Its rate halves every second, and after a quarter of an hour a division by it is infinite."""
+    rate, now = ServiceRate(), 0.0
+    for _ in range(100):
+        rate.observe(now, 1, 100)
+        now += 0.01
+    assert rate.rate(now) == pytest.approx(100, rel=0.02)
+    for waited in range(1_000, 1_100):
+        detector = StepDetector([1], 100)
+        detector.resize(16, rate.rate(now + waited))
+        for tick in range(30):
+            detector.observe(tick * 0.01, 50 * tick, 50 * tick)
+        assert detector.steps in (1, 10), "1: it is not known any more how fast it is"
+
+
 def test_credits_follow_the_capacity():
     detector = CreditDetector([1, 2], 100)
     assert detector.observe(0.0, 0, 0) == [(1, "grant", 50.0), (2, "grant", 50.0)]
@@ -197,7 +213,10 @@ def test_without_the_bound_tuples_wait_longer_than_the_timeout():
 
 
 class Lines(BatchSpout):
-    """As many lines as there is room for in each call."""
+    """As many lines as there is room for in each call, or always ``fixed``. A call takes ``seconds``."""
+
+    def __init__(self, seconds=0.0, fixed=0, most=2_048):
+        self._seconds, self._fixed, self._most = seconds, fixed, most
 
     def declare_output_fields(self, declarer):
         declarer.declare(("n", int))
@@ -206,8 +225,10 @@ class Lines(BatchSpout):
         self._collector, self.batches, self.open_ids = collector, [], set()
 
     def next_batch(self):
-        room = self._collector.room()
+        room = min(self._most, self._collector.room())
         if room:
+            CLOCK.advance(self._seconds)
+            room = self._fixed or room
             first = sum(self.batches)
             self.batches.append(room)
             self.open_ids.update(range(first, first + room))
@@ -228,9 +249,9 @@ class Split(BasicBolt):
             collector.emit([tup.n])
 
 
-def lines(rate=math.inf, service=0.0, **settings):
+def lines(rate=math.inf, service=0.0, call=0.0, fixed=0, most=2_048, **settings):
     builder = TopologyBuilder()
-    spout = builder.set_spout("lines", Lines())
+    spout = builder.set_spout("lines", Lines(call, fixed, most))
     if math.isfinite(rate):
         spout.set_max_rate(rate)
     builder.set_bolt("split", Split()).shuffle_grouping("lines")
@@ -256,6 +277,75 @@ def test_a_batch_spout_that_asks_for_room_keeps_to_what_may_be_pending():
         assert len(spout.open_ids) <= 50
     assert len(spout.batches) > 20, "it does not wait until all of them are acked"
     assert sum(spout.batches) > 400, "and the slow task is never idle"
+
+
+def test_a_limited_batch_spout_is_not_called_for_single_tuples():
+    """At 20,000 per second these calls took a whole core."""
+    runner = lines(rate=20_000)
+    runner.run(1.0)  # until the rate has grown
+    (spout,) = runner.component("lines")
+    spout.batches.clear()
+    runner.run(2.0)
+    assert sum(spout.batches) == pytest.approx(40_000, rel=0.02)
+    assert len(spout.batches) <= 2 * 210, "as often as every 5 ms"
+
+
+def test_a_slowed_batch_spout_sends_no_tiny_frames():
+    """Each frame costs its receiver a call."""
+    runner = lines(service=0.001, most=3_000)
+    runner.run(3.0)
+    (spout,) = runner.component("lines")
+    assert spout.batches[-1] >= LEAST_ROWS
+    assert min(spout.batches[-20:-1]) >= LEAST_ROWS
+
+
+def test_a_batch_spout_whose_calls_take_long_keeps_its_batches():
+    """It shares a worker with its bolts. Fewer tuples in a call would not make the call shorter."""
+    runner = lines(workers=1, delivery="at_most_once", call=0.02)
+    runner.run(4.0)
+    (spout,) = runner.component("lines")
+    assert spout.batches[-1] > 1_000
+    assert len(runner.workers) == 1
+
+
+def test_a_batch_spout_that_emits_more_than_its_room_is_called_less_often():
+    runner = lines(service=0.0001, max_spout_pending=1_000, fixed=1_000)
+    (spout,) = runner.component("lines")
+    runner.run(2.0)
+    for _ in range(50):
+        runner.run(0.05)
+        assert len(spout.open_ids) <= 1_000
+
+
+class Rare(BasicBolt):
+    """Each tuple on one stream, a hundredth of them on another one."""
+
+    def declare_output_fields(self, declarer):
+        declarer.declare(("n", int), stream="all")
+        declarer.declare(("n", int), stream="rare")
+
+    def execute(self, tup, collector):
+        collector.emit([tup.n], stream="all")
+        if tup.n % 100 == 0:
+            collector.emit([tup.n], stream="rare")
+
+
+def test_a_slowed_receiver_of_a_rare_stream_does_not_limit_the_others():
+    builder = TopologyBuilder()
+    builder.set_spout("lines", Lines()).set_max_rate(5_000)
+    builder.set_bolt("rare", Rare()).shuffle_grouping("lines")
+    builder.set_bolt("few", Worker()).shuffle_grouping("rare", stream="rare")
+    builder.set_bolt("many", Worker()).shuffle_grouping("rare", stream="all")
+    settings = {"delivery": "at_least_once", "workers": 64}
+    runner = LocalRunner(builder.build("t", settings_with(**settings)), clock=CLOCK)
+    runner.run(2.0)
+    (task,), (few,) = (runner.plan.tasks_of[each] for each in ("rare", "few"))
+    (executor,) = runner.workers[runner.plan.routes.worker_of[task]].inspect().executors
+    assert executor._calls_permitted() == math.inf
+    queue = send_queue_of(runner, "rare", "few")
+    queue.limiter.handle(TaskMessage(few, task, "slow", 1.0), CLOCK.monotonic(), 50.0)
+    assert queue.slack == pytest.approx(25 * 30 / 8)
+    assert executor._calls_permitted() == pytest.approx(queue.slack * 100, rel=0.1)
 
 
 def test_a_fast_bolt_in_front_of_a_slow_one_executes_no_more_than_may_wait():

@@ -316,12 +316,20 @@ class WindowBolt(BatchBolt):
 def merge_all(
     states: Mapping[str, MapState], merges: Merges, keys: Sequence[Any], batch: pa.RecordBatch
 ) -> dict[str, dict[Any, Any]]:
-    """For each merge, the keys of a batch of partials with their new partials. The caller stores them
-    in the states. Partials that can be changed in place, such as sets, are."""
-    changed = {}
+    """For each merge, the keys of a batch of partials with their new partials. The caller stores them in the
+    states. A partial in a state is changed in place only if doing so twice makes no difference, because the batch
+    may fail and come again."""
+    changed: dict[str, dict[Any, Any]] = {}
     for name, merge in merges.items():
-        changed[name] = dict(zip(keys, states[name].get_columns(keys), strict=True))
-        fold(changed[name], merge, keys, to_values(column_of(batch, name)))
+        partials, stored = to_values(column_of(batch, name)), states[name]
+        if merge.repeatable:
+            changed[name] = dict(zip(keys, stored.get_columns(keys), strict=True))
+            fold(changed[name], merge, keys, partials)
+            continue
+        of_batch: dict[Any, Any] = {}
+        fold(of_batch, merge, keys, partials)
+        before = zip(of_batch.items(), stored.get_columns(list(of_batch)), strict=True)
+        changed[name] = {key: new if old is None else merge.merge(new, old) for (key, new), old in before}
     return changed
 
 

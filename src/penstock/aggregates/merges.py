@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from fractions import Fraction
 from functools import reduce
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -45,6 +45,10 @@ class Merge(ABC, Generic[P, R]):
 
     field: str | None = None
     """The field whose values are aggregated. None: tuples are counted, and each value is None."""
+
+    repeatable: ClassVar[bool] = False
+    """Whether merging the same partial into another one twice is the same as doing it once, as for sets. Then a
+    partial in the state may be changed before it is known that the whole batch succeeds."""
 
     def __init__(self, field: str | None = None) -> None:
         self.field = field
@@ -227,6 +231,8 @@ class Max(Min):
 
 class Distinct(FieldMerge[set[Any], int]):
     """The exact number of distinct values of the field. Its partial is the set of them."""
+
+    repeatable = True
 
     def zero(self) -> set[Any]:
         return set()

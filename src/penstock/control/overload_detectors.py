@@ -192,7 +192,8 @@ class StepDetector(OverloadDetector):
         """The fewest steps at which no more arrives than the task takes. None if that is not known."""
         if not self.service or not self._rate:
             return None
-        return max(0, math.ceil(math.log(self._rate / self.service, self._step)))
+        ratio = self._rate / self.service  # infinite if it has taken nothing for a quarter of an hour
+        return MAX_STEPS if ratio >= self._step**MAX_STEPS else max(0, math.ceil(math.log(ratio, self._step)))
 
     def handover(self) -> DetectorState:
         return DetectorState(steps=self.steps, rate=self._rate)

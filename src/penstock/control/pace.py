@@ -93,10 +93,11 @@ class ServiceRate:
 class Pace:
     """A token bucket: ``room`` returns how many may be sent now, ``spend`` records that they were sent. The
     balance may become negative, because a batch is sent as a whole. The next send then waits longer, so the mean
-    rate is kept."""
+    rate is kept. ``saved``: seconds of the rate that are saved up before any may be sent."""
 
-    def __init__(self, rate: float = math.inf) -> None:
+    def __init__(self, rate: float = math.inf, saved: float = 0.0) -> None:
         self.rate = rate
+        self._saved = saved
         self._tokens = 0.0
         self._at: float | None = None
 
@@ -114,7 +115,7 @@ class Pace:
         if math.isinf(self.rate):
             return math.inf
         self._fill(now)
-        return self._tokens
+        return self._tokens if self._tokens >= self._least else min(self._tokens, 0.0)
 
     def spend(self, count: int) -> None:
         if not math.isinf(self.rate):
@@ -124,7 +125,11 @@ class Pace:
         """Seconds until the next may be sent."""
         if self.room(now) > 0:
             return 0.0
-        return (1e-6 - self._tokens) / self.rate if self.rate > 0 else math.inf
+        return (self._least - self._tokens) / self.rate if self.rate > 0 else math.inf
+
+    @property
+    def _least(self) -> float:
+        return max(1e-6, self.rate * self._saved)
 
     def _fill(self, now: float) -> None:
         if self._at is not None and not math.isinf(self.rate):

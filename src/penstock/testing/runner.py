@@ -189,18 +189,19 @@ class LocalRunner:
         simulated seconds, for example if a spout never pauses."""
         end = self.clock.now() + limit
         patience = 2 * _TURN if min(self._pace.values()) == 1.0 else 10 * _TURN / _SLOWEST
-        while True:
+        quiet = 0
+        while quiet < 2:  # the first time may end at the moment at which a spout may continue
             before = self._progress()
             self.run(patience)
-            if self._progress() == before and not self._in_flight() and not self._spouts_wait():
-                return
+            idle = self._progress() == before and not self._in_flight() and not self._spouts_wait()
+            quiet = quiet + 1 if idle else 0
             if self.clock.now() > end:
                 raise TimeoutError(f"topology '{self.plan.topology}' is still busy after {limit} simulated s")
 
     def _spouts_wait(self) -> bool:
-        """Whether a spout could continue when the limit of a rate permits more tuples."""
+        """Whether a spout waits until its rate limit, or that of a send queue, permits more tuples."""
         return any(
-            0 < executor.send_queues.wait() < math.inf
+            0 < executor.wait() < math.inf
             for worker in self.workers.values()
             for executor in worker.inspect().executors
             if isinstance(executor, SpoutExecutor) and executor.active

@@ -110,18 +110,18 @@ class SpoutArrowCollector(ArrowCollector):
     def __init__(self, component: str, outputs: Outputs) -> None:
         super().__init__(component, outputs)
         self.done: list[Any] = []
-        self.end = 0
-        """Waiting rows of all streams after which the spout has to stop in this run."""
-        self.adapts = False
-        """True: the spout has asked for ``room``, and emits no more than that in one call."""
+        self.limit = 0
+        """Waiting rows of all streams that the spout's own limits permit in this run."""
+        self.granted: int | None = None
+        """What ``room`` returned last in this call of the spout. None: it was not asked."""
 
     def ready(self, stream: str = DEFAULT_STREAM) -> bool:
         return named_output(self._component, self._outputs, stream).ready()
 
     def room(self, stream: str = DEFAULT_STREAM) -> int:
-        self.adapts = True
-        left = self.end - sum(output.waiting() for output in self._outputs.values())
-        return max(0, min(left, named_output(self._component, self._outputs, stream).room()))
+        left = self.limit - sum(output.waiting() for output in self._outputs.values())
+        self.granted = max(0, min(left, named_output(self._component, self._outputs, stream).room()))
+        return self.granted
 
     def emit_batch(
         self, columns: Columns, stream: str = DEFAULT_STREAM, msg_ids: Sequence[Any] | None = None

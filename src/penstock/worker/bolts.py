@@ -106,7 +106,11 @@ class BoltExecutor(Executor[B]):
     @property
     def may_run(self) -> bool:
         """True if there is work, and flow control and the dead letter store accept its results."""
-        return self.busy and self._room() > 0 and (self.dead_letters is None or not self.dead_letters.waits)
+        return (
+            self.busy
+            and self._calls_permitted() > 0
+            and (self.dead_letters is None or not self.dead_letters.waits)
+        )
 
     @property
     def arrived_inside(self) -> tuple[int, int]:
@@ -126,10 +130,10 @@ class BoltExecutor(Executor[B]):
     def run(self) -> bool:
         if self._parcel is None and not self.inbox:
             return False  # before the other checks, because it is asked most often
-        room = self._room()
-        if room <= 0 or not self._store_dead_letters_if_full():
+        permitted = self._calls_permitted()
+        if not permitted or not self._store_dead_letters_if_full():
             return False
-        self._most_calls = self._calls_per_run if room == math.inf else self._calls_within(room)
+        self._most_calls = int(min(self._calls_per_run, permitted))
         if self._parcel is None:
             parcel = self.inbox.take()
             if parcel is None:
@@ -151,6 +155,7 @@ class BoltExecutor(Executor[B]):
         self._left -= done
         self.inbox.executing = self._left
         self.stats.executed += done
+        self._executed += done
         self._note_birth(header.born)
         if not self._left:
             self.stats.latency.record(max(self._clock.now() - header.born, 0.0), header.rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from penstock.clock import Clock
@@ -19,7 +20,7 @@ from penstock.worker.call_timer import CallTimer
 from penstock.worker.calls import CurrentCall
 from penstock.worker.epoch_dead_letters import EpochDeadLetters
 from penstock.worker.failures import USER_ERRORS, blame
-from penstock.worker.flow_control import SendQueues
+from penstock.worker.flow_control import SendQueue, SendQueues
 from penstock.worker.outputs import StreamOutput
 from penstock.worker.tracking import Tracker
 
@@ -67,6 +68,8 @@ class Executor(ABC, Generic[C]):
             for buffer in self._buffers:
                 buffer.add_dead_letter = self._add_dead_letter
         self._calls_per_run = 16
+        self._executed = 0
+        """Tuples executed since the task was opened here."""
         self.timer = CallTimer(stats, clock, call, context.task)
         self.report: Report = self._raise
 
@@ -143,17 +146,31 @@ class Executor(ABC, Generic[C]):
         fitting = int(calls * QUANTUM / seconds) if seconds > 0 else _MOST_CALLS
         self._calls_per_run = max(1, min(_MOST_CALLS, fitting, self._calls_per_run * 4))
 
-    def _room(self) -> float:
-        """How many tuples it may emit now: not more than may wait for slowed receivers."""
-        room = self.send_queues.room_for_results()
-        return room if room == math.inf else room - self.waiting()
+    @cached_property
+    def _feeds(self) -> list[tuple[SendQueue, list[StreamOutput]]]:
+        """Each send queue with the streams whose rows go there."""
+        return [
+            (queue, [each for each in self._buffers if any(edge.send_queue is queue for edge in each.edges)])
+            for queue in self.send_queues.queues
+        ]
 
-    def _calls_within(self, room: float) -> int:
-        """The calls of the next run, which may emit ``room`` tuples, as far as is known from earlier ones."""
-        emitted = self.stats.emitted + self.waiting()
-        if not emitted:
-            return self._calls_per_run
-        return max(1, min(self._calls_per_run, int(room * self.stats.executed / emitted)))
+    def _calls_permitted(self) -> float:
+        """How many times a bolt may be called now: it emits no more than may wait for slowed receivers, as far as
+        earlier calls tell. 0: not at all."""
+        if self.send_queues.held_back:
+            return 0.0
+        permitted = math.inf
+        for queue, outputs in self._feeds:
+            slack = queue.slack
+            if slack == math.inf:
+                continue
+            waiting = sum(output.waiting() for output in outputs)
+            if waiting >= slack:
+                return 0.0
+            emitted = waiting + sum(output.emitted for output in outputs)
+            if emitted:
+                permitted = min(permitted, max(1.0, (slack - waiting) * self._executed / emitted))
+        return permitted
 
     @staticmethod
     def _raise(error: Exception) -> None:

@@ -174,13 +174,6 @@ class SendQueues:
         rooms = [queue.room() for queue in self.queues]
         return min(inside, max(rooms) if self._patient else min(rooms))
 
-    def room_for_results(self) -> float:
-        """Number of tuples that a bolt may emit before a send queue is full; 0 if it must not run. What one pass
-        of a fast bolt emits would otherwise wait for many seconds in front of a slow one."""
-        if self.held_back:
-            return 0.0
-        return min((queue.slack for queue in self.queues), default=math.inf)
-
     def wait(self) -> float:
         """Seconds until a rate limiter permits more tuples; infinity if that depends on a message."""
         return min((queue.wait() for queue in self.queues), default=math.inf)

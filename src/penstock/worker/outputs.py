@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,9 +93,10 @@ class StreamOutput:
         self._batches: list[pa.RecordBatch] = []
         self._batch_tasks: list[int] = []
         self._batch_rows = 0
+        self.emitted = 0
+        """Rows that have left the stream since the task was opened here."""
         self._frame_bytes = frame_bytes
         self._frame_rows = _FIRST_GUESS_ROWS
-        self.direct_targets = frozenset(task for edge in edges for task in edge.tasks) if stream.direct else ()
         self._fan_out = max([1, *(len(edge.tasks) for edge in edges)])
         self._edge_of = {task: edge for edge in edges for task in edge.tasks}
 
@@ -117,6 +118,7 @@ class StreamOutput:
         """Remove all waiting rows, which the caller has copied from ``columns``."""
         rows = self.waiting()
         self._stats.emitted += rows
+        self.emitted += rows
         taken = TakenRows(rows, None if self.origins is None else self.origins.take(rows), self.born)
         self._clear()
         return taken
@@ -125,6 +127,11 @@ class StreamOutput:
         """Count rows that were passed on inside the worker."""
         self._stats.sent += rows
         self._stats.sent_bytes += size
+
+    @property
+    def direct_targets(self) -> Collection[int]:
+        """The tasks that may be named as the target of a tuple; empty if the stream is not direct."""
+        return self._edge_of.keys() if self.stream.direct else ()
 
     def waiting(self) -> int:
         """Rows emitted and not yet sent."""
@@ -166,6 +173,7 @@ class StreamOutput:
         if not rows:
             return
         self._stats.emitted += rows
+        self.emitted += rows
         anchors = whole = None if self.origins is None else self.origins.take(rows)
         try:
             if self._edges or anchors is not None:

@@ -24,6 +24,9 @@ from penstock.worker.collectors import SpoutTupleCollector
 from penstock.worker.executor import Executor
 from penstock.worker.failures import USER_ERRORS, blame
 
+SAVED = 0.005
+"""Seconds of a user's rate limit that a spout saves up before it emits: at 20,000 tuples per second, calls for one
+tuple after the other would take a whole core."""
 UNLIMITED = 1 << 30
 """Tuples: more than a spout can emit in one run."""
 
@@ -46,7 +49,9 @@ class SpoutExecutor(Executor[BaseSpout]):
         self.last_emitted = 0
         """The tuples that it emitted in the last run."""
         self._largest = 1
-        """The most tuples that one call has emitted."""
+        """The most tuples that one call has emitted without asking for ``room``, or beyond what that returned."""
+        self._permitted = 0
+        """Tuples that the rate limit and ``max_pending`` permit now, whatever the send queues hold."""
         self._calls = 0
         """Calls of the spout in the current run."""
         self._counts_column = isinstance(self.component, Spout) and len(self._buffers) == 1
@@ -108,11 +113,13 @@ class SpoutExecutor(Executor[BaseSpout]):
         if free <= 0:
             self._note_hold(now, held=paced > 0)
             return 0
+        self._permitted = math.ceil(min(paced, UNLIMITED))
         if self.pending is None:
             self._note_hold(now, held=False)
             return math.ceil(free)
         in_flight = self.pending.count + self.waiting()
         room = min(self._max_pending - in_flight, self.pending.room)
+        self._permitted = min(self._permitted, room)
         wanted = max(self._largest, self._max_pending // 5) if self._held_back else self._largest
         self._held_back = room < wanted and in_flight > 0
         self._note_hold(now, self._held_back)
@@ -190,14 +197,16 @@ class SpoutExecutor(Executor[BaseSpout]):
         rows = waiting()
         end = rows + room
         if batches is not None:
-            batches.end = end
+            batches.limit = rows + self._permitted
         while self._calls < self._calls_per_run:
             self._calls += 1
+            if batches is not None:
+                batches.granted = None
             next_tuple()
             after = waiting()
             if after == rows:
                 break
-            if batches is None or not batches.adapts:
+            if batches is None or batches.granted is None or after - rows > batches.granted:
                 self._largest = max(self._largest, after - rows)
             rows = after
             if rows + self._largest > end:

@@ -45,7 +45,7 @@ from penstock.worker.intake import Intake
 from penstock.worker.migration_routes import MigrationRoutes
 from penstock.worker.outputs import OutputEdge, Send, StreamOutput
 from penstock.worker.sinks import SinkExecutor
-from penstock.worker.spouts import SpoutExecutor
+from penstock.worker.spouts import SAVED, SpoutExecutor
 from penstock.worker.task_pass import PassOn
 from penstock.worker.tracking import MessageIds, Origins, Tracker
 
@@ -121,7 +121,11 @@ def make_executor(
     if is_spout:
         rate = job.max_rates.get(component, math.inf) / len(plan.tasks_of[component])
         return SpoutExecutor(
-            instance, *shared, pending=pending, max_pending=settings.delivery.max_spout_pending, pace=Pace(rate)
+            instance,
+            *shared,
+            pending=pending,
+            max_pending=settings.delivery.max_spout_pending,
+            pace=Pace(rate, SAVED),
         )
     assert isinstance(instance, BaseBolt)
     return _bolt_executor(
