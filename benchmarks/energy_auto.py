@@ -65,7 +65,7 @@ class Times:
     measured: float
 
 
-FULL, QUICK = Times(6.0, 15.0, 25.0), Times(5.0, 15.0, 20.0)
+FULL, QUICK = Times(5.0, 15.0, 20.0), Times(5.0, 12.0, 12.0)
 """*Pu 2021* has load samples of 30 s (table 4); shorter ones only make it act sooner."""
 
 

@@ -111,7 +111,7 @@ def slow_word_count(case: Case, system: str, folder: str) -> Topology:
 def measure_figure_13(results: Results, options: argparse.Namespace) -> None:
     """*Lu 2020*, figure 13: completed sentences per second in the four cases, in short form the first and the
     last."""
-    warm_up, seconds = (8, 12) if options.quick else (7, 14)
+    warm_up, seconds = (8, 12) if options.quick else (7, 10)
     cases = [CASES[0], CASES[3]] if options.quick else list(CASES)
     systems = [*SYSTEMS, "storm"]
     build_storm()
@@ -274,7 +274,7 @@ def measure_figure_15(results: Results, options: argparse.Namespace) -> None:
 
 def _word_count(kafka: KafkaServer, system: str, word: float, number: int, options: argparse.Namespace) -> Latency:
     """Lines arrive at ``RATE``. ``word``: seconds that persist takes for a word."""
-    warm_up, seconds = (8, 12) if options.quick else (8, 16)
+    warm_up, seconds = (8, 12) if options.quick else (8, 12)
     topic = f"lines-{system}-{'slow' if word else 'fast'}-{number}"
     kafka.create_topic(topic)
     with sending(kafka.bootstrap, topic, RATE, options.text):

@@ -42,7 +42,7 @@ RATE = 2_000  # results per second
 MEMORY_RATE = 20_000  # results per second, so that memory runs out within a minute
 _MAIN = ("delayed", "instant", "direct", "inner")
 """Those of the figure. Queues in other stores run for a shorter time."""
-_OTHER_SECONDS = 15
+_OTHER_SECONDS = 12
 HOPELESS = ("direct", "inner")
 """Cases whose results would take an hour to reach the store."""
 _PATIENCE = 60.0  # seconds; time limit for everything that should take a moment
@@ -81,7 +81,7 @@ class Course:
 def measure_sleep(results: Results, options: argparse.Namespace) -> None:
     """2,000 results per second into a store that takes 50 ms per write. ``delayed`` and ``instant`` take turns,
     for their ratio; then every case alone, over time."""
-    warm_up, seconds = (3, 12) if options.quick else (8, 60)
+    warm_up, seconds = (3, 12) if options.quick else (6, 40)
     with tempfile.TemporaryDirectory(prefix="penstock-persistence-") as root:
         p95s = _by_turns(Path(root), options)
         courses: dict[str, Course] = {}
@@ -241,7 +241,7 @@ class Pressed:
 def measure_memory(results: Results, options: argparse.Namespace) -> None:
     """20,000 results per second into the same store, and little memory for the process of the persist bolt
     (*Lu 2020*, figure 10): it is killed when it exceeds that."""
-    room, seconds = (80, 40) if options.quick else (100, 50)
+    room, seconds = (80, 40) if options.quick else (80, 40)
     found: dict[str, Pressed] = {}
     for case in ("inner", "delayed"):
         with tempfile.TemporaryDirectory(prefix="penstock-persistence-") as root:

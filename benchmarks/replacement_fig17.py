@@ -42,7 +42,7 @@ from penstock import (
 from penstock.spark.session import close_session
 from penstock.spark.submit import submit
 
-LOAD = Schedule(((30, 65), (35, 130), (35, 260)))
+LOAD = Schedule(((25, 65), (28, 130), (27, 260)))
 """Lines per second. A task processes about 95, so 1, 2, 4 tasks are enough; a policy needs some 10 s."""
 QUICK_LOAD = Schedule(((5, 65), (12, 130)))
 POLICIES = ("failures", "rate")

@@ -68,8 +68,8 @@ class Times:
     cool_down: float
 
 
-FULL = Times(60, 5, 30, 15)
-FULL_FAILURES = Times(60, 2, 10, 12)
+FULL = Times(45, 4, 30, 12)
+FULL_FAILURES = Times(45, 2, 10, 12)
 """With a time-out of 30 s the policy ``failures`` has nothing to decide on in the first half minute."""
 QUICK = Times(12, 1, 5, 6)
 

@@ -22,8 +22,8 @@ EXPERIMENTS = (
         "stopping spouts, on this engine; Storm beside it",
         ("penstock", "bench", "backpressure", "--only", "fig13"),
         quick_seconds=210,
-        full_seconds=380,
-        duration="per case and system 7 s of warm-up and 14 s; message time-out 5 s instead of 30 s, so that two "
+        full_seconds=300,
+        duration="per case and system 7 s of warm-up and 10 s; message time-out 5 s instead of 30 s, so that two "
         "or three time-outs pass in a run. The paper repeats 50 times and does not state a duration",
         differences=(
             _SIX,
@@ -54,7 +54,7 @@ EXPERIMENTS = (
         ("penstock", "bench", "backpressure", "--only", "fig15"),
         quick_seconds=200,
         full_seconds=200,
-        duration="8 s of warm-up and 16 s for each system; message time-out 5 s instead of 30 s. The paper "
+        duration="8 s of warm-up and 12 s for each system; message time-out 5 s instead of 30 s. The paper "
         "repeats 50 "
         "times and does not state a duration",
         differences=(
@@ -73,8 +73,8 @@ EXPERIMENTS = (
         "The same results into a store that takes 50 ms for each write: latency over time, memory",
         ("penstock", "bench", "persistence", "--only", "sleep"),
         quick_seconds=150,
-        full_seconds=420,
-        duration="68 s for each case, 23 s for queues in Redis and memcached; the paper states no duration",
+        full_seconds=290,
+        duration="46 s for each case, 18 s for queues in Redis and memcached; the paper states no duration",
         differences=(
             _SIX,
             "a spout of 2,000 results per second in place of the word count from Kafka, so that every case has "
@@ -88,8 +88,8 @@ EXPERIMENTS = (
         "needs more",
         ("penstock", "bench", "persistence", "--only", "memory"),
         quick_seconds=80,
-        full_seconds=130,
-        duration="50 s for each case; 100 MB of growth end the process",
+        full_seconds=95,
+        duration="40 s for each case; 80 MB of growth end the process",
         differences=(_SIX,),
     ),
     Experiment(
@@ -99,11 +99,11 @@ EXPERIMENTS = (
         "rebalance",
         ("penstock", "bench", "replacement", "--only", "fig17"),
         quick_seconds=70,
-        full_seconds=330,
-        duration="100 s for each policy and for Storm: 65, 130 and 260 lines/s; 17 s in short form, without Storm",
+        full_seconds=270,
+        duration="80 s for each policy and for Storm: 65, 130 and 260 lines/s; 17 s in short form, without Storm",
         differences=(
             _SIX,
-            "the paper's topology is overloaded from the start; here the load doubles at 30 and at 65 s",
+            "the paper's topology is overloaded from the start; here the load doubles at 25 and at 53 s",
             "Storm is rebalanced by a script that knows the load; in the paper by hand at 40 and 90 s",
         ),
         needs=("Maven (for Storm)",),
@@ -121,8 +121,8 @@ EXPERIMENTS = (
         "Replacement of a saturated topology, both policies, both guarantees",
         ("penstock", "bench", "replacement", "--only", "overload"),
         quick_seconds=100,
-        full_seconds=280,
-        duration="60 s for each policy and guarantee; no experiment in the paper",
+        full_seconds=215,
+        duration="45 s for each policy and guarantee; no experiment in the paper",
     ),
     Experiment(
         "lu-scaling-sim",
@@ -373,7 +373,7 @@ EXHIBITS = (
             Value(
                 "lu-fig10",
                 "lu10.memory_ratio",
-                "most memory, queue inside (ended after 100 MB of growth) / delayed queue",
+                "most memory, queue inside (ended after 80 MB of growth) / delayed queue",
                 "×",
                 None,
             ),

@@ -116,7 +116,7 @@ EXPERIMENTS = (
         ("penstock", "bench", "energy", "--only", "auto"),
         quick_seconds=300,
         full_seconds=660,
-        duration="load samples of 6 s in place of 30 s; 25 s are measured with the default placement, after ERDM "
+        duration="load samples of 5 s in place of 30 s; 20 s are measured with the default placement, after ERDM "
         "has come to rest, and after 1.6 times the load has returned",
         differences=(
             "four nodes of half a core in place of sixteen with four cores",
