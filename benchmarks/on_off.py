@@ -274,7 +274,7 @@ def measure_figure_15(results: Results, options: argparse.Namespace) -> None:
 
 def _word_count(kafka: KafkaServer, system: str, word: float, number: int, options: argparse.Namespace) -> Latency:
     """Lines arrive at ``RATE``. ``word``: seconds that persist takes for a word."""
-    warm_up, seconds = (8, 12) if options.quick else (8, 12)
+    warm_up, seconds = (8, 8) if options.quick else (8, 14)
     topic = f"lines-{system}-{'slow' if word else 'fast'}-{number}"
     kafka.create_topic(topic)
     with sending(kafka.bootstrap, topic, RATE, options.text):

@@ -241,7 +241,7 @@ class Pressed:
 def measure_memory(results: Results, options: argparse.Namespace) -> None:
     """20,000 results per second into the same store, and little memory for the process of the persist bolt
     (*Lu 2020*, figure 10): it is killed when it exceeds that."""
-    room, seconds = (80, 40) if options.quick else (80, 40)
+    room, seconds = (50, 25) if options.quick else (80, 40)
     found: dict[str, Pressed] = {}
     for case in ("inner", "delayed"):
         with tempfile.TemporaryDirectory(prefix="penstock-persistence-") as root:

@@ -54,7 +54,7 @@ EXPERIMENTS = (
         ("penstock", "bench", "backpressure", "--only", "fig15"),
         quick_seconds=200,
         full_seconds=200,
-        duration="8 s of warm-up and 12 s for each system; message time-out 5 s instead of 30 s. The paper "
+        duration="8 s of warm-up and 14 s for each system; message time-out 5 s instead of 30 s. The paper "
         "repeats 50 "
         "times and does not state a duration",
         differences=(
