@@ -230,9 +230,13 @@ class StepDetector(OverloadDetector):
     def _wanted(self, length: int) -> str | None:
         if length > self._load_factor * self.capacity:
             return "slow"
-        if length < (1 - self._load_factor) * self.capacity and self.steps:
-            return "cancel"
-        return None
+        if not self.steps:
+            return None
+        low = (1 - self._load_factor) * self.capacity
+        if self._timer is not None and self._timer.kind == "cancel":
+            # In a small inbox one frame is more than that. It is taken at once, so it does not end the wait.
+            low = max(low, self._largest_frame + 1)
+        return "cancel" if length < low else None
 
     def validate(self) -> None:
         assert 0 <= self.steps <= MAX_STEPS

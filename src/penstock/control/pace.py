@@ -15,6 +15,7 @@ _LEAST_GROWING = 2_000.0
 takes 5 ms per tuple has 1 s of work when its first signal arrives."""
 _DOUBLING = 0.1
 """Seconds: several times what a signal takes from the receiver to the sender."""
+_ROUNDED = 0.99  # of what must be saved up is enough: a wait may end a rounding error too early
 _BURST = 0.05  # seconds of a rate that may be saved up, so that a pause does not permit a flood
 
 
@@ -98,7 +99,7 @@ class Pace:
     def __init__(self, rate: float = math.inf, saved: float = 0.0) -> None:
         self.rate = rate
         self._saved = saved
-        self._tokens = 0.0
+        self._tokens = 0.0 if math.isinf(rate) else rate * saved
         self._at: float | None = None
 
     def set(self, rate: float, now: float) -> None:
@@ -115,7 +116,7 @@ class Pace:
         if math.isinf(self.rate):
             return math.inf
         self._fill(now)
-        return self._tokens if self._tokens >= self._least else min(self._tokens, 0.0)
+        return self._tokens if self._tokens >= _ROUNDED * self._least else min(self._tokens, 0.0)
 
     def spend(self, count: int) -> None:
         if not math.isinf(self.rate):

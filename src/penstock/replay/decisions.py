@@ -179,7 +179,7 @@ class Decisions:
             case Arrived(origin, count, size):
                 self._reading = None
                 if count:
-                    self._size = max(1.0, size, self._size / 2)  # one small tuple says little of the next ones
+                    self._size = max(1.0, size)
                 self._room -= count
                 self._open[origin] += count
                 if not count and origin is Origin.TO:

@@ -189,13 +189,14 @@ class LocalRunner:
         simulated seconds, for example if a spout never pauses."""
         end = self.clock.now() + limit
         patience = 2 * _TURN if min(self._pace.values()) == 1.0 else 10 * _TURN / _SLOWEST
-        quiet = 0
-        while quiet < 2:  # the first time may end at the moment at which a spout may continue
+        while True:
             before = self._progress()
             self.run(patience)
-            idle = self._progress() == before and not self._in_flight() and not self._spouts_wait()
-            quiet = quiet + 1 if idle else 0
-            if quiet < 2 and self.clock.now() > end:
+            if self._progress() == before and not self._in_flight() and not self._spouts_wait():
+                self.run(_TURN)  # the wait of a spout may have ended at this very moment
+                if self._progress() == before:
+                    return
+            if self.clock.now() > end:
                 raise TimeoutError(f"topology '{self.plan.topology}' is still busy after {limit} simulated s")
 
     def _spouts_wait(self) -> bool:
