@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import erdm_topologies as erdm
 from benchmarks.erdm_topologies import FOUR_NODES, FULL, TOPOLOGIES, Lines, Messages
-from penstock import ComponentError, Settings, TopologyBuilder, make_plan
+from penstock import ComponentError, Settings, SimulatedClock, TopologyBuilder, make_plan
 from penstock.cli.loading import load_topology
 from penstock.testing import CaptureBolt, LocalRunner
 from penstock.topology.builder import Subscription, TopologyNode
@@ -207,7 +207,7 @@ def test_a_message_that_failed_is_made_again():
 
 def test_words_are_counted_over_the_window(monkeypatch):
     topology = with_capture(erdm.rolling_count(FOUR_NODES, rate=400.0), "rolling_count", scale=0.01)
-    runner = LocalRunner(topology)
+    runner = LocalRunner(topology, clock=SimulatedClock(0.05))  # no batch comes where a window ends
     monkeypatch.setattr(erdm.time, "time", runner.clock.now)  # a window is 1.5 s, a slide 0.3 s
     runner.run(3.5)
     finish(runner)

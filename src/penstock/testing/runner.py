@@ -192,10 +192,9 @@ class LocalRunner:
         while True:
             before = self._progress()
             self.run(patience)
+            self._round()  # the wait of a spout may have ended at this very moment
             if self._progress() == before and not self._in_flight() and not self._spouts_wait():
-                self.run(_TURN)  # the wait of a spout may have ended at this very moment
-                if self._progress() == before:
-                    return
+                return
             if self.clock.now() > end:
                 raise TimeoutError(f"topology '{self.plan.topology}' is still busy after {limit} simulated s")
 
