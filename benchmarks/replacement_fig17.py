@@ -42,8 +42,9 @@ from penstock import (
 from penstock.spark.session import close_session
 from penstock.spark.submit import submit
 
-LOAD = Schedule(((25, 65), (28, 130), (27, 260)))
-"""Lines per second. A task processes about 95, so 1, 2, 4 tasks are enough; a policy needs some 10 s."""
+LOAD = Schedule(((30, 65), (40, 130), (45, 260)))
+"""Lines per second. A task processes about 95, so 1, 2, 4 tasks are enough; a policy needs some 10 s. Storm is
+rebalanced 10 s after a rise, at 40 and 80 s. It waits 30 s for that; a second rebalance meanwhile never ends."""
 QUICK_LOAD = Schedule(((5, 65), (12, 130)))
 POLICIES = ("failures", "rate")
 _TAIL = 2.0  # seconds after a replacement that still belong to it
