@@ -115,8 +115,8 @@ EXPERIMENTS = (
         "ERDM by itself on four nodes of half a core with links of 100 Mb/s, the four benchmarks",
         ("penstock", "bench", "energy", "--only", "auto"),
         quick_seconds=300,
-        full_seconds=660,
-        duration="load samples of 5 s in place of 30 s; 20 s are measured with the default placement, after ERDM "
+        full_seconds=840,
+        duration="load samples of 10 s in place of 30 s; 25 s are measured with the default placement, after ERDM "
         "has come to rest, and after 1.6 times the load has returned",
         differences=(
             "four nodes of half a core in place of sixteen with four cores",
