@@ -28,7 +28,7 @@ from benchmarks.harness import Results, median, run_json, say
 from penstock import Conf
 from penstock.acking.pending import Pending
 from penstock.replay import DiskQueue, Eden, QueueEden, ReplayRecord, ReplaySpout
-from penstock.replay.replayer import CAPACITY
+from penstock.replay.replayer import CAPACITY, READ_AHEAD_BYTES
 from penstock.state.values import TaskState
 from penstock.topology.components import Context, Failure
 from penstock.topology.streams import DEFAULT_STREAM
@@ -170,7 +170,7 @@ def _memory(spout: ReplaySpout, traced: bool) -> int:
     """Bytes, while as much is read ahead as may be."""
     replayer, since = spout._replayer, time.monotonic()
     assert replayer is not None
-    while len(replayer._read) < CAPACITY:
+    while len(replayer._read) < 0.95 * min(CAPACITY, READ_AHEAD_BYTES // SIZE):
         time.sleep(0.01)  # as long as the thread that reads works
         if time.monotonic() - since > _PATIENCE:
             raise SystemExit("the source has no more tuples")

@@ -53,7 +53,7 @@ from penstock.storage.segments import QueueDamaged
 from penstock.topology.components import Failure
 
 CAPACITY = 4096  # tuples read ahead; tuples that come back wait behind them, so not more than two large batches
-_READ_AHEAD_BYTES = 8 * 1024 * 1024  # their size; at 100 MB/s they last for 80 ms, a few reads of a source
+READ_AHEAD_BYTES = 8 * 1024 * 1024  # their size; at 100 MB/s they last for 80 ms, a few reads of a source
 _SMALL = 32  # bytes of a value that is neither a text nor bytes
 _SIZED = 32  # records of a read whose mean is taken for the size of all
 _STORED_AT_A_TIME = 4096  # failed tuples: so many that syncing the disk is little beside them, yet little memory
@@ -93,7 +93,7 @@ class Replayer:
         """The last read of Eden found nothing. Used by the thread that reads."""
         self._clock = clock or SystemClock()
         self._max_attempts = max_attempts
-        self._decisions = Decisions(capacity, self._sources.from_holds, _READ_AHEAD_BYTES)
+        self._decisions = Decisions(capacity, self._sources.from_holds, READ_AHEAD_BYTES)
         self._unstored = _Unstored()
         """What is left of the last ``StoreFailed``."""
         self._state = threading.Lock()  # guards the decisions; Done is carried out while it is held
