@@ -345,7 +345,7 @@ RESULTS = (
         ),
         note=f"{_GROUPINGS} A sentence waits for the last of its words, one of which nearly always crosses. So "
         "the paper's gain is out of reach with its groupings. On the four nodes the load is given, so the rate "
-        "with ERDM can be at most that of the default; half a percent is the noise of counting.",
+        "with ERDM can be at most that of the default; 0.995 is what rounds to 1.00.",
         picture=Picture("time, s", "tuples/s", tuple(curve for each in _THREE for curve in _rates(each))),
     ),
     Exhibit(
